@@ -1,0 +1,39 @@
+# make demo   set up .venv and train a small capsule network for about a minute
+# make test   set up .venv, then lint, type-check and run the whole test suite
+# Both work on a fresh clone with Python 3.10 to 3.13 and make, and reuse .venv when it is there.
+
+PYTHON ?= python3
+RUN := .venv/bin/python
+
+# The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
+STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
+
+.PHONY: demo test lint typecheck pytest clean
+
+demo: $(STAMP)
+	$(RUN) -m tritoncaps.demo
+
+test: lint typecheck pytest
+
+lint: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+# mypy sees the package as it is installed: kernels/ and models/ inside tritoncaps.
+typecheck: $(STAMP)
+	@mkdir -p build/typed/tritoncaps
+	@ln -sfn $(CURDIR)/tritoncaps/* $(CURDIR)/kernels $(CURDIR)/models build/typed/tritoncaps/
+	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps
+
+pytest: $(STAMP)
+	$(RUN) -m pytest -n 2 --dist worksteal
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(0) if (3, 10) <= sys.version_info[:2] < (3, 14) else sys.exit("tritoncaps needs Python 3.10 to 3.13, but $(PYTHON) is Python " + sys.version.split()[0] + "; name another one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)")'
+	@test -x $(RUN) || $(PYTHON) -m venv .venv
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f .venv/installed-*
+	@touch $@
+
+clean:
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis

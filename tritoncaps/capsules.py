@@ -1,0 +1,35 @@
+"""The tensors that pass between layers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Capsules(NamedTuple):
+    """A layer's capsules: what each one has seen, and how sure it is that it is there.
+
+    Matrix capsules: ``poses`` [N, C, *space, 4, 4], ``activations`` [N, C, *space].
+    Vector capsules: ``poses`` [N, C, *space, D], ``activations`` [N, C, *space] (the lengths of the poses).
+    """
+
+    poses: Tensor
+    activations: Tensor
+
+
+class Gaussians(NamedTuple):
+    """What an M-step knows of each parent: a diagonal Gaussian over its votes and a logit.
+
+    ``mean`` and ``variance`` [N, C, *space, *pose], ``logits`` [N, C, *space].
+    """
+
+    mean: Tensor
+    variance: Tensor
+    logits: Tensor
+
+    @property
+    def activations(self) -> Tensor:
+        """a_j = sigmoid(logit_j)."""
+        return torch.sigmoid(self.logits)

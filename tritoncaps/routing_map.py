@@ -1,0 +1,285 @@
+"""RoutingMap: one description of who votes for whom.
+
+A map is block-sparse: its blocks are pairs of a child location and a parent location, and each block is dense
+over child types and parent types. Convolutions, class capsules and arbitrary graphs differ only in the tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Size = tuple[int, ...]
+
+
+class Tables(NamedTuple):
+    """The tables of a map, as kernels read them, on one device. A pair is an edge, numbered p * S + s."""
+
+    children: Tensor  # int32 [P, S]: child location that feeds parent location p at slot s, or -1
+    weight_of: Tensor  # int32 [S]: the weight block that slot s uses
+    offset: Tensor  # float64 [S, 4]: what slot s adds to the right-hand column of its votes
+    parents_start: Tensor  # int32 [L + 1]: the pairs of child location c are parents_pair[start[c]:start[c + 1]]
+    parents_pair: Tensor  # int32 [E]: pairs p * S + s, ascending for each child
+
+
+class RoutingMap:
+    """Who votes for whom: L child locations, P parent locations with S slots each.
+
+    Build one with :meth:`conv`, :meth:`full` or :meth:`from_edges`. Maps are immutable; their tables are copied
+    to a device once, by :meth:`tables`.
+    """
+
+    def __init__(
+        self,
+        children: Tensor,
+        weight_of: Tensor,
+        offset: Tensor,
+        in_size: Size,
+        out_size: Size,
+        description: str,
+    ) -> None:
+        self.in_size = in_size
+        self.out_size = out_size
+        self.num_children = math.prod(in_size)
+        self.num_parents, self.num_slots = children.shape
+        self.num_weights = int(weight_of.max()) + 1
+        self._description = description
+        start, pair = _invert(children, self.num_children)
+        self.num_edges = len(pair)  # joined pairs of locations, each a dense block of child types x parent types
+        self.max_degree = int(start.diff().max())  # pairs of the child location that has most
+        host = Tables(children.int(), weight_of.int(), offset.double(), start.int(), pair.int())
+        self._tables: dict[torch.device, Tables] = {torch.device("cpu"): host}
+
+    @staticmethod
+    def conv(
+        size: Sequence[int],
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+    ) -> RoutingMap:
+        """The map of a convolution over ``size``, with one weight block for each kernel offset.
+
+        ``kernel``, ``stride``, ``padding`` and ``dilation`` are numbers or one number per axis.
+        """
+        size = tuple(int(n) for n in size)
+        dims = len(size)
+        _require(dims >= 1, "size must have at least one axis, but it is empty")
+        _require(min(size) >= 1, f"size must be at least 1 along every axis, but it is {size}")
+        return _conv(
+            size,
+            _per_axis("kernel", kernel, dims, 1),
+            _per_axis("stride", stride, dims, 1),
+            _per_axis("padding", padding, dims, 0),
+            _per_axis("dilation", dilation, dims, 1),
+        )
+
+    @staticmethod
+    def full(size: Sequence[int], coordinates: bool = True) -> RoutingMap:
+        """The map of class capsules: one parent location that sees every child, with one weight block for all.
+
+        With ``coordinates``, slot s adds its scaled position, (index + 1/2) / size along each axis, to the first
+        entries of the right-hand column of its votes, so that sharing weights does not forget where a child is.
+        """
+        size = tuple(int(n) for n in size)
+        _require(all(n >= 1 for n in size), f"size must be at least 1 along every axis, but it is {size}")
+        _require(len(size) <= 4 or not coordinates, f"coordinates reach at most 4 axes, but size is {size}")
+        return _full(size, bool(coordinates))
+
+    @staticmethod
+    def from_edges(
+        children: Sequence[int] | Tensor,
+        parents: Sequence[int] | Tensor,
+        num_children: int,
+        num_parents: int,
+        slots: Sequence[int] | Tensor | None = None,
+        weight_of: Sequence[int] | Tensor | None = None,
+        offset: Sequence[Sequence[float]] | Tensor | None = None,
+    ) -> RoutingMap:
+        """An arbitrary graph: edge e joins child location ``children[e]`` and parent location ``parents[e]``.
+
+        ``slots[e]`` is the edge's slot at its parent; by default edges are numbered in their order of appearance.
+        Slot s uses weight block ``weight_of[s]`` (default: a block for every slot; all zeros share one block) and
+        adds ``offset[s]``, up to four numbers, to the right-hand column of its votes.
+        """
+        child, parent = _index("children", children), _index("parents", parents)
+        _require(
+            len(child) == len(parent),
+            f"children and parents must name as many edges, but they have {len(child)} and {len(parent)}",
+        )
+        _require(len(child) > 0, "children must name at least one edge, but it is empty")
+        _in_range("children", child, num_children, "child locations")
+        _in_range("parents", parent, num_parents, "parent locations")
+        slot = _order_of_appearance(parent) if slots is None else _index("slots", slots)
+        _require(len(slot) == len(child), f"slots must name {len(child)} edges, but it has {len(slot)}")
+        _require(int(slot.min()) >= 0, f"slots must not be negative, but one is {int(slot.min())}")
+        num_slots = int(slot.max()) + 1
+        table = torch.full((num_parents, num_slots), -1)
+        table[parent, slot] = child
+        _require(int((table >= 0).sum()) == len(child), "slots gives two edges of one parent the same slot")
+        weights = torch.arange(num_slots) if weight_of is None else _index("weight_of", weight_of)
+        _require(
+            len(weights) == num_slots,
+            f"weight_of must have an entry for each of the {num_slots} slots, but it has {len(weights)}",
+        )
+        _require(int(weights.min()) >= 0, f"weight_of must not be negative, but one is {int(weights.min())}")
+        name = f"from_edges({len(child)} edges, num_children={num_children}, num_parents={num_parents})"
+        return RoutingMap(
+            table, weights, _column(offset, num_slots), (int(num_children),), (int(num_parents),), name
+        )
+
+    @property
+    def children(self) -> Tensor:
+        """int32 [P, S]: the child location that feeds parent location p at slot s, or -1."""
+        return self._tables[torch.device("cpu")].children
+
+    @property
+    def weight_of(self) -> Tensor:
+        """int32 [S]: the weight block that slot s uses."""
+        return self._tables[torch.device("cpu")].weight_of
+
+    @property
+    def offset(self) -> Tensor:
+        """float64 [S, 4]: what slot s adds to the right-hand column of its votes."""
+        return self._tables[torch.device("cpu")].offset
+
+    def parents(self, child: int) -> list[tuple[int, int]]:
+        """The (parent location, slot) pairs that contain child location ``child``."""
+        _require(0 <= child < self.num_children, f"child must be below {self.num_children}, but it is {child}")
+        host = self._tables[torch.device("cpu")]
+        start, end = host.parents_start[child : child + 2].tolist()
+        return [divmod(pair, self.num_slots) for pair in host.parents_pair[start:end].tolist()]
+
+    def tables(self, device: torch.device | str = "cpu") -> Tables:
+        """The tables on ``device``, copied there at the first call."""
+        device = torch.device(device)
+        if device not in self._tables:
+            host = self._tables[torch.device("cpu")]
+            self._tables[device] = Tables(*(table.to(device) for table in host))
+        return self._tables[device]
+
+    def check(self) -> None:
+        """Raise unless the children of the parents and the parents of the children are each other's inverse."""
+        edges = {
+            (int(child), p, s)
+            for p, row in enumerate(self.children.tolist())
+            for s, child in enumerate(row)
+            if child >= 0
+        }
+        inverse = {(c, p, s) for c in range(self.num_children) for p, s in self.parents(c)}
+        _require(edges == inverse, f"the tables of {self} contradict each other at {sorted(edges ^ inverse)[:3]}")
+
+    def __repr__(self) -> str:
+        return f"RoutingMap.{self._description}"
+
+    def __getstate__(self) -> dict[str, object]:
+        cpu = torch.device("cpu")
+        return {**self.__dict__, "_tables": {cpu: self._tables[cpu]}}
+
+
+@lru_cache(maxsize=256)
+def _conv(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size) -> RoutingMap:
+    out_size, reach = [], []
+    for axis, (n, k, s, p, d) in enumerate(zip(size, kernel, stride, padding, dilation, strict=True)):
+        span = d * (k - 1) + 1
+        _require(
+            span <= n + 2 * p,
+            f"kernel is larger than the input along axis {axis}: "
+            f"{span} (kernel {k}, dilation {d}) against {n + 2 * p} (size {n}, padding {p})",
+        )
+        out_size.append((n + 2 * p - span) // s + 1)
+        reach.append(torch.arange(out_size[-1])[:, None] * s - p + torch.arange(k)[None, :] * d)  # [out, k]
+    children = torch.zeros(1, 1, dtype=torch.int64)
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    for n, index in zip(size, reach, strict=True):
+        inside = (index >= 0) & (index < n)
+        children = _join_axes(children[:, None, :, None] * n + index[None, :, None, :])
+        valid = _join_axes(valid[:, None, :, None] & inside[None, :, None, :])
+    num_slots = math.prod(kernel)
+    description = f"conv({size}, kernel={kernel}, stride={stride}, padding={padding}, dilation={dilation})"
+    return RoutingMap(
+        children.masked_fill(~valid, -1),
+        torch.arange(num_slots),
+        torch.zeros(num_slots, 4),
+        size,
+        tuple(out_size),
+        description,
+    )
+
+
+def _join_axes(table: Tensor) -> Tensor:
+    """[P, out, S, k] to [P * out, S * k]."""
+    return table.flatten(2).flatten(0, 1)
+
+
+@lru_cache(maxsize=256)
+def _full(size: Size, coordinates: bool) -> RoutingMap:
+    num_slots = math.prod(size)
+    offset = torch.zeros(num_slots, 4, dtype=torch.float64)
+    if coordinates:
+        for slot, index in enumerate(itertools.product(*map(range, size))):
+            for axis, (i, n) in enumerate(zip(index, size, strict=True)):
+                offset[slot, axis] = (i + 0.5) / n
+    children = torch.arange(num_slots)[None, :]
+    description = f"full({size}, coordinates={coordinates})"
+    return RoutingMap(children, torch.zeros(num_slots), offset, size, (), description)
+
+
+def _invert(children: Tensor, num_children: int) -> tuple[Tensor, Tensor]:
+    flat = children.reshape(-1).long()
+    pair = torch.argsort(flat, stable=True)[int((flat < 0).sum()) :]  # missing slots sort first
+    count = torch.bincount(flat[pair], minlength=num_children)
+    return torch.cat([count.new_zeros(1), count.cumsum(0)]), pair
+
+
+def _order_of_appearance(parent: Tensor) -> Tensor:
+    seen: dict[int, int] = {}
+    slots = []
+    for p in parent.tolist():
+        slots.append(seen.get(p, 0))
+        seen[p] = slots[-1] + 1
+    return torch.tensor(slots)
+
+
+def _column(offset: Sequence[Sequence[float]] | Tensor | None, num_slots: int) -> Tensor:
+    column = torch.zeros(num_slots, 4, dtype=torch.float64)
+    if offset is not None:
+        given = torch.as_tensor(offset, dtype=torch.float64)
+        _require(
+            given.ndim == 2 and len(given) == num_slots and given.shape[1] <= 4,
+            f"offset must be [{num_slots}, up to 4], but it is {list(given.shape)}",
+        )
+        column[:, : given.shape[1]] = given
+    return column
+
+
+def _index(name: str, values: Sequence[int] | Tensor) -> Tensor:
+    index = torch.as_tensor(values)
+    integral = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
+    _require(integral or index.numel() == 0, f"{name} must hold integers, but it holds {index.dtype}")
+    _require(index.ndim == 1, f"{name} must be a list of integers, but its shape is {list(index.shape)}")
+    return index.long().cpu()
+
+
+def _in_range(name: str, index: Tensor, count: int, what: str) -> None:
+    outside = index[(index < 0) | (index >= count)]
+    _require(len(outside) == 0, f"{name} names location {outside[:1].tolist()}, but there are {count} {what}")
+
+
+def _per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Size:
+    values = (value,) * dims if isinstance(value, int) else tuple(value)
+    _require(len(values) == dims, f"{name} must be a number or one number for each of {dims} axes, but it is {value}")
+    _require(all(isinstance(v, int) for v in values), f"{name} must hold integers, but it is {value}")
+    _require(min(values) >= least, f"{name} must be at least {least} along every axis, but it is {value}")
+    return values
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
