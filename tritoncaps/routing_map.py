@@ -74,10 +74,10 @@ class RoutingMap:
         _require(min(size) >= 1, f"size must be at least 1 along every axis, but it is {size}")
         return _conv(
             size,
-            _per_axis("kernel", kernel, dims, 1),
-            _per_axis("stride", stride, dims, 1),
-            _per_axis("padding", padding, dims, 0),
-            _per_axis("dilation", dilation, dims, 1),
+            per_axis("kernel", kernel, dims, 1),
+            per_axis("stride", stride, dims, 1),
+            per_axis("padding", padding, dims, 0),
+            per_axis("dilation", dilation, dims, 1),
         )
 
     @staticmethod
@@ -272,7 +272,8 @@ def _in_range(name: str, index: Tensor, count: int, what: str) -> None:
     _require(len(outside) == 0, f"{name} names location {outside[:1].tolist()}, but there are {count} {what}")
 
 
-def _per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Size:
+def per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Size:
+    """``value`` for each of ``dims`` axes, checked."""
     values = (value,) * dims if isinstance(value, int) else tuple(value)
     _require(len(values) == dims, f"{name} must be a number or one number for each of {dims} axes, but it is {value}")
     _require(all(isinstance(v, int) for v in values), f"{name} must hold integers, but it is {value}")

@@ -1,0 +1,90 @@
+"""Which kernels run: the choice of a backend by device, or by request.
+
+    reference   any device      einops; stores votes; the definition
+    cpu         CPU             kernels/cpu, compiled by Numba
+    triton      CUDA and ROCm   kernels/triton; on CPU tensors under TRITON_INTERPRET=1
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+
+NAMES = ("reference", "cpu", "triton")
+
+_requested: str | None = None
+
+
+@contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Inside, every call that does not name a backend itself uses ``name``, in all threads; None: chosen by device."""
+    global _requested
+    before, _requested = _requested, check_name(name)
+    try:
+        yield
+    finally:
+        _requested = before
+
+
+def check_name(name: str | None) -> str | None:
+    if name is not None and name not in NAMES:
+        raise ValueError(f"backend must be one of {', '.join(map(repr, NAMES))} or None, but it is {name!r}")
+    return name
+
+
+def choose(name: str | None, device: torch.device) -> str:
+    """The backend for tensors on ``device``: the one asked for, which must work there, or the best that does."""
+    name = check_name(name) or _requested
+    if name is None:
+        return _automatic(device.type)
+    if name == "cpu" and device.type not in ("cpu", "meta"):
+        raise RuntimeError(f"backend 'cpu' needs CPU tensors, but they are on {device}")
+    if name == "triton" and device.type not in ("cuda", "meta") and not triton_runs_on_cpu():
+        raise RuntimeError(
+            f"backend 'triton' needs a GPU, or TRITON_INTERPRET=1 in the environment before Triton is imported, "
+            f"but the tensors are on {device}"
+        )
+    return name
+
+
+def kernels(name: str) -> ModuleType:
+    """The module with the backend's views."""
+    return importlib.import_module(f"tritoncaps.kernels.{name}")
+
+
+def triton_runs_on_cpu() -> bool:
+    """Under Triton's interpreter, or where something else takes its launches (an emulator)."""
+    return os.environ.get("TRITON_INTERPRET") == "1" or os.environ.get("TRITONCAPS_TRITON_ON_CPU") == "1"
+
+
+def _automatic(device_type: str) -> str:
+    wanted = {"cpu": "cpu", "meta": "cpu", "cuda": "triton"}.get(device_type)
+    if wanted is None:
+        _fall_back(f"no kernels for {device_type} devices")
+        return "reference"
+    missing = _missing(wanted)
+    if missing:
+        _fall_back(missing)
+        return "reference"
+    return wanted
+
+
+@lru_cache(maxsize=None)
+def _missing(name: str) -> str:
+    """Why the backend cannot be used, or an empty string."""
+    package = {"cpu": "numba", "triton": "triton"}[name]
+    return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
+
+
+@lru_cache(maxsize=None)
+def _fall_back(reason: str) -> None:
+    """Warns once for each reason."""
+    warnings.warn(f"tritoncaps uses its slow reference backend, which stores votes: {reason}", stacklevel=4)

@@ -1,0 +1,65 @@
+"""Checks of what a caller gives. Each failure is one sentence: the argument, what was given, what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tritoncaps.routing_map import RoutingMap
+
+
+def check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, but it is a {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must have a floating-point dtype, but it is {value.dtype}")
+
+
+def check_shape(name: str, value: Tensor, expected: Sequence[int | str]) -> None:
+    """``expected`` holds numbers, which must agree, and letters, which stand for any size."""
+    agrees = value.ndim == len(expected) and all(
+        isinstance(e, str) or e == size for e, size in zip(expected, value.shape, strict=True)
+    )
+    if not agrees:
+        wanted = ", ".join(map(str, expected))
+        raise ValueError(f"{name} must have shape [{wanted}], but it has {list(value.shape)}")
+
+
+def check_alike(**tensors: Tensor) -> None:
+    """All on the device and of the dtype of the first."""
+    (first, model), *others = tensors.items()
+    for name, value in others:
+        if value.device != model.device:
+            raise ValueError(f"{name} must be on the device of {first}, {model.device}, but it is on {value.device}")
+        if value.dtype != model.dtype:
+            raise TypeError(f"{name} must have the dtype of {first}, {model.dtype}, but it has {value.dtype}")
+
+
+def check_map(routing_map: object) -> None:
+    if not isinstance(routing_map, RoutingMap):
+        raise TypeError(f"routing_map must be a RoutingMap, but it is a {type(routing_map).__name__}")
+
+
+def check_routing(routing: object, expected: type) -> None:
+    if not isinstance(routing, expected):
+        raise TypeError(f"routing must be an instance of {expected.__name__}, but it is {routing!r}")
+
+
+def check_positive(**numbers: object) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, but it is {value!r}")
+
+
+def check_labels(labels: object, images: int, classes: int) -> None:
+    """Class indices [N] or a multi-hot [N, classes]."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor, but it is a {type(labels).__name__}")
+    if labels.ndim == 1 and (labels.is_floating_point() or labels.dtype == torch.bool):
+        raise TypeError(f"labels of shape [N] must be whole numbers, but their dtype is {labels.dtype}")
+    if tuple(labels.shape) not in ((images,), (images, classes)):
+        raise ValueError(
+            f"labels must have shape [{images}] or [{images}, {classes}], but they have {list(labels.shape)}"
+        )

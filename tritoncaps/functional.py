@@ -1,0 +1,272 @@
+"""The operations behind the layers, as functions.
+
+Letters: N images, B child types, C parent types, P parent locations with S slots each, K weight blocks. Tensors
+of capsules are channel-second, [N, B, *in_size, ...] and [N, C, *out_size, ...]; tensors of edges, such as votes
+and assignments, are [N, P, S, B, C, ...].
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from tritoncaps import backends, reference
+from tritoncaps.capsules import Capsules, Gaussians
+from tritoncaps.checks import check_alike, check_labels, check_map, check_routing, check_shape, check_tensor
+from tritoncaps.routing import DynamicRouting, EMRouting
+from tritoncaps.routing_map import RoutingMap
+
+__all__ = [
+    "coordinate_addition",
+    "dynamic_routing",
+    "e_step",
+    "em_routing",
+    "m_step",
+    "margin_loss",
+    "pose_votes",
+    "spread_loss",
+    "squash",
+]
+
+
+def em_routing(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    routing_map: RoutingMap,
+    routing: EMRouting | None = None,
+    backend: str | None = None,
+) -> Capsules:
+    """Poses and activations of the parents after EM routing, without storing a vote (except on ``reference``).
+
+    poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], beta_u and beta_a [C] ->
+    Capsules([N, C, *out_size, 4, 4], [N, C, *out_size]). Under autocast it computes in float32.
+    """
+    routing = EMRouting() if routing is None else routing
+    check_routing(routing, EMRouting)
+    check_map(routing_map)
+    given = {"poses": poses, "activations": activations, "weight": weight, "beta_u": beta_u, "beta_a": beta_a}
+    for name, value in given.items():
+        check_tensor(name, value)
+    if torch.is_autocast_enabled(poses.device.type):
+        with torch.autocast(poses.device.type, enabled=False):
+            wide = (value.float() for value in given.values())
+            return em_routing(*wide, routing_map=routing_map, routing=routing, backend=backend)
+    check_alike(**given)
+    check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
+    images, in_caps = poses.shape[:2]
+    check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
+    check_shape("weight", weight, [routing_map.num_weights, in_caps, "C", 4, 4])
+    out_caps = weight.shape[2]
+    check_shape("beta_u", beta_u, [out_caps])
+    check_shape("beta_a", beta_a, [out_caps])
+    chosen = backends.choose(backend, poses.device)
+    if chosen == "reference":
+        return reference.em_routing(poses, activations, weight, beta_u, beta_a, routing_map, routing)
+    return _fused_em_routing(poses, activations, weight, beta_u, beta_a, routing_map, routing, chosen)
+
+
+def _fused_em_routing(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    routing_map: RoutingMap,
+    routing: EMRouting,
+    backend: str,
+) -> Capsules:
+    from tritoncaps import ops
+
+    images, in_caps, out_caps = *poses.shape[:2], len(beta_a)
+    tensors = (
+        poses.reshape(images, in_caps, routing_map.num_children, 4, 4),
+        activations.reshape(images, in_caps, routing_map.num_children),
+        weight,
+        beta_u,
+        beta_a,
+    )
+    tables = list(routing_map.tables(poses.device))
+    lambdas, floor = list(routing.lambdas), routing.variance_floor
+    mean_data = reference.mean_data_of(routing_map, in_caps, out_caps, routing.mean_data)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        mean, activation, _, _ = ops.EMRoutingFunction.apply(
+            *tensors, tables, lambdas, floor, mean_data, routing.competition, routing.gradient, backend
+        )
+    else:
+        mean, activation, _, _ = ops.em_routing_forward(
+            *tensors, tables, lambdas, floor, mean_data, routing.competition, False, backend
+        )
+    # a permuted view: the next layer finds its kernels' layout in memory
+    out_poses = rearrange(mean, "n p h c -> n c p h").reshape(images, out_caps, *routing_map.out_size, 4, 4)
+    out_activations = rearrange(activation, "n p c -> n c p").reshape(images, out_caps, *routing_map.out_size)
+    return Capsules(out_poses, out_activations)
+
+
+def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
+    """V_ij = M_i W_ij: poses [N, B, *in_size, 4, 4], weight [K, B, C, 4, 4] -> [N, P, S, B, C, 4, 4].
+
+    For those who want the votes themselves; :func:`em_routing` routes without storing them.
+    """
+    check_map(routing_map)
+    check_tensor("poses", poses)
+    check_tensor("weight", weight)
+    check_alike(poses=poses, weight=weight)
+    check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
+    check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", 4, 4])
+    return reference.pose_votes(poses, weight, routing_map)
+
+
+def coordinate_addition(votes: Tensor, routing_map: RoutingMap) -> Tensor:
+    """Votes [N, P, S, B, C, 4, 4] with each slot's offset added to the right-hand column."""
+    check_map(routing_map)
+    check_tensor("votes", votes)
+    check_shape("votes", votes, ["N", routing_map.num_parents, routing_map.num_slots, "B", "C", 4, 4])
+    return reference.coordinate_addition(votes, routing_map)
+
+
+def m_step(
+    votes: Tensor,
+    assignments: Tensor,
+    activations: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    routing_map: RoutingMap,
+    *,
+    inverse_temperature: float,
+    variance_floor: float = 1e-4,
+    mean_data: bool = True,
+) -> Gaussians:
+    """Fit every parent's Gaussian to stored votes of any pose shape.
+
+    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], betas [C] ->
+    Gaussians of [N, C, *out_size, *pose] and [N, C, *out_size].
+    """
+    check_map(routing_map)
+    given = {
+        "votes": votes,
+        "assignments": assignments,
+        "activations": activations,
+        "beta_u": beta_u,
+        "beta_a": beta_a,
+    }
+    for name, value in given.items():
+        check_tensor(name, value)
+    check_alike(**given)
+    _check_votes(votes, routing_map)
+    images, _, _, in_caps, out_caps = votes.shape[:5]
+    check_shape("assignments", assignments, votes.shape[:5])
+    check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
+    check_shape("beta_u", beta_u, [out_caps])
+    check_shape("beta_a", beta_a, [out_caps])
+    return reference.m_step(
+        votes,
+        assignments,
+        activations,
+        beta_u,
+        beta_a,
+        routing_map,
+        inverse_temperature=inverse_temperature,
+        variance_floor=variance_floor,
+        mean_data=mean_data,
+    )
+
+
+def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
+    """Share every child among its parents: votes [N, P, S, B, C, *pose] -> assignments [N, P, S, B, C]."""
+    check_map(routing_map)
+    given = {"votes": votes, **dict(zip(Gaussians._fields, gaussians, strict=True))}
+    for name, value in given.items():
+        check_tensor(name, value)
+    check_alike(**given)
+    _check_votes(votes, routing_map)
+    parents = [votes.shape[0], votes.shape[4], *routing_map.out_size]
+    check_shape("mean", gaussians.mean, [*parents, *votes.shape[5:]])
+    check_shape("variance", gaussians.variance, [*parents, *votes.shape[5:]])
+    check_shape("logits", gaussians.logits, parents)
+    if competition not in ("global", "local"):
+        raise ValueError(f"competition must be 'global' or 'local', but it is {competition!r}")
+    return reference.e_step(votes, gaussians, routing_map, competition=competition)
+
+
+def _check_votes(votes: Tensor, routing_map: RoutingMap) -> None:
+    pose = [f"H{axis}" for axis in range(max(votes.ndim - 5, 1))]
+    check_shape("votes", votes, ["N", routing_map.num_parents, routing_map.num_slots, "B", "C", *pose])
+
+
+def squash(vectors: Tensor, dim: int = -1) -> Tensor:
+    """Shorten vectors to below length one: |x|^2 / (1 + |x|^2) x / |x|. Its gradient at zero is zero."""
+    check_tensor("vectors", vectors)
+    if not -vectors.ndim <= dim < vectors.ndim:
+        raise ValueError(f"dim must name an axis of vectors {list(vectors.shape)}, but it is {dim}")
+    return reference.squash(vectors, dim)
+
+
+def dynamic_routing(
+    poses: Tensor,
+    weight: Tensor,
+    routing_map: RoutingMap,
+    routing: DynamicRouting | None = None,
+    priors: Tensor | None = None,
+) -> Tensor:
+    """Routing by agreement: poses [N, B, *in_size, D], weight [K, B, C, D, E] -> [N, C, *out_size, E].
+
+    ``priors`` [K, B, C] are the first logits, zero by default.
+    """
+    routing = DynamicRouting() if routing is None else routing
+    check_routing(routing, DynamicRouting)
+    check_map(routing_map)
+    given = {"poses": poses, "weight": weight} | ({} if priors is None else {"priors": priors})
+    for name, value in given.items():
+        check_tensor(name, value)
+    check_alike(**given)
+    check_shape("poses", poses, ["N", "B", *routing_map.in_size, "D"])
+    check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])
+    if priors is not None:
+        check_shape("priors", priors, weight.shape[:3])
+    return reference.dynamic_routing(poses, weight, routing_map, routing, priors)
+
+
+def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> Tensor:
+    """sum over the wrong classes i of max(0, margin - (a_t - a_i))^2, averaged over the batch.
+
+    activations [N, classes], labels [N].
+    """
+    _check_scores(activations)
+    check_labels(labels, *activations.shape)
+    check_shape("labels", labels, [len(activations)])
+    right = activations.gather(1, labels[:, None])
+    wrong = torch.ones_like(activations).scatter(1, labels[:, None], 0)
+    violation = (margin - (right - activations)).clamp(min=0) * wrong
+    return _mean((violation**2).sum(dim=1))
+
+
+def margin_loss(
+    activations: Tensor, labels: Tensor, upper: float = 0.9, lower: float = 0.1, down_weight: float = 0.5
+) -> Tensor:
+    """sum over the classes of T max(0, upper - a)^2 + down_weight (1 - T) max(0, a - lower)^2, batch average.
+
+    activations [N, classes]; labels [N], or multi-hot [N, classes] where several classes are present.
+    """
+    _check_scores(activations)
+    check_labels(labels, *activations.shape)
+    if labels.ndim == 1:
+        present = torch.zeros_like(activations).scatter(1, labels[:, None], 1)
+    else:
+        present = labels.to(activations.dtype)
+    missed = (upper - activations).clamp(min=0) ** 2
+    imagined = (activations - lower).clamp(min=0) ** 2
+    return _mean((present * missed + down_weight * (1 - present) * imagined).sum(dim=1))
+
+
+def _check_scores(activations: Tensor) -> None:
+    check_tensor("activations", activations)
+    check_shape("activations", activations, ["N", "classes"])
+
+
+def _mean(losses: Tensor) -> Tensor:
+    """The mean over the batch; zero for an empty one."""
+    return losses.sum() / max(len(losses), 1)

@@ -1,0 +1,88 @@
+"""The losses of the two papers, and the schedules of the spread loss's margin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tritoncaps import functional
+from tritoncaps.capsules import Capsules
+
+
+@dataclass(frozen=True)
+class LinearMargin:
+    """From ``start`` to ``end`` in equal steps over the first ``steps`` steps, then ``end`` (Hinton et al. 2018)."""
+
+    steps: int = 50_000
+    start: float = 0.2
+    end: float = 0.9
+
+    def __call__(self, step: int) -> float:
+        return self.start + (self.end - self.start) * min(max(step / self.steps, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class SigmoidMargin:
+    """0.2 + 0.79 sigmoid(min(10, step / 50000 - 4)): the schedule of the authors' own code."""
+
+    steps: int = 50_000
+
+    def __call__(self, step: int) -> float:
+        return 0.2 + 0.79 / (1 + math.exp(-min(10.0, step / self.steps - 4)))
+
+
+class SpreadLoss(nn.Module):
+    """The true class must beat every other by a margin: sum over wrong i of max(0, m - (a_t - a_i))^2.
+
+    ``schedule`` gives the margin of a step, or is the margin itself. Call :meth:`set_step` as training goes on;
+    the current margin is the buffer ``margin``.
+
+    >>> loss = SpreadLoss(LinearMargin(steps=1000))
+    >>> loss.set_step(500)
+    >>> round(loss.margin.item(), 2)
+    0.55
+    """
+
+    margin: Tensor
+
+    def __init__(self, schedule: Callable[[int], float] | float | None = None) -> None:
+        super().__init__()
+        self.schedule = LinearMargin() if schedule is None else schedule
+        self.register_buffer("margin", torch.tensor(self._margin_at(0)), persistent=False)
+
+    def set_step(self, step: int) -> None:
+        """Make the margin that of training step ``step``."""
+        self.margin.fill_(self._margin_at(step))
+
+    def forward(self, capsules: Capsules | Tensor, labels: Tensor) -> Tensor:
+        """``capsules`` with activations [N, classes], or these alone; labels [N]."""
+        return functional.spread_loss(_activations(capsules), labels, self.margin)
+
+    def extra_repr(self) -> str:
+        return f"schedule={self.schedule}"
+
+    def _margin_at(self, step: int) -> float:
+        return self.schedule(step) if callable(self.schedule) else float(self.schedule)
+
+
+class MarginLoss(nn.Module):
+    """Present classes above ``upper``, absent ones below ``lower`` (Sabour et al. 2017). Several may be present."""
+
+    def __init__(self, upper: float = 0.9, lower: float = 0.1, down_weight: float = 0.5) -> None:
+        super().__init__()
+        self.upper, self.lower, self.down_weight = upper, lower, down_weight
+
+    def forward(self, capsules: Capsules | Tensor, labels: Tensor) -> Tensor:
+        """``capsules`` with activations [N, classes], or these alone; labels [N] or multi-hot [N, classes]."""
+        return functional.margin_loss(_activations(capsules), labels, self.upper, self.lower, self.down_weight)
+
+    def extra_repr(self) -> str:
+        return f"upper={self.upper}, lower={self.lower}, down_weight={self.down_weight}"
+
+
+def _activations(capsules: Capsules | Tensor) -> Tensor:
+    return capsules if isinstance(capsules, Tensor) else capsules[1]

@@ -1,0 +1,203 @@
+"""EM routing as PyTorch operators: one opaque forward, one opaque backward, and the autograd Function over them.
+
+The operators know shapes, not devices: `backend` names the kernels that do the work. Tensors of capsules are
+[N, types, locations, ...] at this level; the spatial axes are flattened by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from tritoncaps.backends import kernels
+from tritoncaps.kernels import em_routing
+from tritoncaps.routing_map import Tables
+
+POSE = 16  # entries of a 4x4 pose
+
+
+@torch.library.custom_op("tritoncaps::em_routing_forward", mutates_args=())
+def em_routing_forward(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    tables: Sequence[Tensor],
+    lambdas: Sequence[float],
+    variance_floor: float,
+    mean_data: float,
+    competition: str,
+    save: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """poses [N, B, L, 4, 4], activations [N, B, L], weight [K, B, C, 4, 4], betas [C], tables as in `Tables` ->
+
+    poses [N, P, 16, C], activations [N, P, C]; and, if `save`, what backward needs (else with T = 0):
+    statistics [T, N, P, 34, C] (mean, variance, logit, support) and log_sums [T - 1, N, G, B].
+    """
+    edges = _edges(poses, activations, weight, tables, competition, backend)
+    options = em_routing.Options(lambdas, variance_floor, mean_data, "all")
+    history, log_sums = em_routing.forward(kernels(backend), edges, _wide(beta_u), _wide(beta_a), options)
+    mean, activation = history[-1].mean.to(poses.dtype), history[-1].logit.sigmoid().to(poses.dtype)
+    statistics, saved_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
+    if save:
+        for row, each in zip(statistics, history, strict=True):
+            torch.cat([each.mean, each.variance, each.logit[:, :, None], each.support[:, :, None]], dim=2, out=row)
+        for row, log_sum in zip(saved_sums, log_sums, strict=True):
+            row.copy_(log_sum)
+    return mean.contiguous(), activation, statistics, saved_sums
+
+
+@em_routing_forward.register_fake
+def _(poses, activations, weight, beta_u, beta_a, tables, lambdas, variance_floor, mean_data, competition, save, backend):  # type: ignore[no-untyped-def]
+    images, parents, out_caps = poses.shape[0], Tables(*tables).children.shape[0], beta_a.shape[0]
+    statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
+    mean = poses.new_empty(images, parents, POSE, out_caps)
+    return mean, poses.new_empty(images, parents, out_caps), statistics, log_sums
+
+
+@torch.library.custom_op("tritoncaps::em_routing_backward", mutates_args=())
+def em_routing_backward(
+    grad_poses: Tensor,
+    grad_activations: Tensor,
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    tables: Sequence[Tensor],
+    statistics: Tensor,
+    log_sums: Tensor,
+    lambdas: Sequence[float],
+    variance_floor: float,
+    mean_data: float,
+    competition: str,
+    gradient: str,
+    needs_children: bool,
+    needs_weight: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of poses, activations, weight, beta_u, beta_a, as the forward operator takes them; those that are
+    not needed come back empty, of size 0."""
+    edges = _edges(poses, activations, weight, tables, competition, backend)
+    history = [em_routing.Statistics(row[:, :, :POSE], row[:, :, POSE:-2], row[:, :, -2], row[:, :, -1]) for row in statistics]
+    uniform = em_routing.uniform_log_sum(Tables(*tables), competition, _children(activations), len(beta_u))
+    grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
+        kernels(backend),
+        edges,
+        _wide(beta_u),
+        history,
+        list(log_sums),
+        uniform,
+        em_routing.Options(lambdas, variance_floor, mean_data, gradient),
+        _wide(grad_poses),
+        _wide(grad_activations),
+        needs_children,
+        needs_weight,
+    )
+    none = poses.new_empty(0)
+    if grad_children is not None and grad_child_activations is not None:
+        grad_children = rearrange(grad_children, "n l (i j) b -> n b l i j", i=4).to(poses.dtype)
+        grad_child_activations = rearrange(grad_child_activations, "n l b -> n b l").to(activations.dtype)
+    return (
+        none if grad_children is None else grad_children,
+        none.clone() if grad_child_activations is None else grad_child_activations,
+        none.clone() if grad_weight is None else grad_weight.to(weight.dtype),
+        grad_beta_u.to(beta_u.dtype),
+        grad_beta_a.to(beta_u.dtype),
+    )
+
+
+@em_routing_backward.register_fake
+def _(grad_poses, grad_activations, poses, activations, weight, beta_u, tables, statistics, log_sums, lambdas, variance_floor, mean_data, competition, gradient, needs_children, needs_weight, backend):  # type: ignore[no-untyped-def]
+    images, in_caps, locations = activations.shape
+    none = poses.new_empty(0)
+    grad_children = rearrange(poses.new_empty(images, locations, 4, 4, in_caps), "n l i j b -> n b l i j")
+    grad_child_activations = rearrange(activations.new_empty(images, locations, in_caps), "n l b -> n b l")
+    return (
+        grad_children if needs_children else none,
+        grad_child_activations if needs_children else none.clone(),
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_weight else none.clone(),
+        torch.empty_like(beta_u),
+        torch.empty_like(beta_u),
+    )
+
+
+class EMRoutingFunction(torch.autograd.Function):
+    """(poses [N, P, 16, C], activations [N, P, C], statistics, log_sums) of the forward operator's arguments."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        poses, activations, weight, beta_u, beta_a, tables, lambdas, floor, mean_data, competition, _, backend = args
+        return em_routing_forward(
+            poses, activations, weight, beta_u, beta_a, tables, lambdas, floor, mean_data, competition, True, backend
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        poses, activations, weight, beta_u, _, tables, *ctx.options = inputs
+        _, _, statistics, log_sums = output
+        ctx.mark_non_differentiable(statistics, log_sums)
+        ctx.save_for_backward(poses, activations, weight, beta_u, statistics, log_sums, *tables)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        poses, activations, weight, beta_u, statistics, log_sums, *tables = ctx.saved_tensors
+        lambdas, floor, mean_data, competition, gradient, backend = ctx.options
+        needs = ctx.needs_input_grad
+        grad = em_routing_backward(
+            grads[0],
+            grads[1],
+            poses,
+            activations,
+            weight,
+            beta_u,
+            tables,
+            statistics,
+            log_sums,
+            lambdas,
+            floor,
+            mean_data,
+            competition,
+            gradient,
+            needs[0] or needs[1],
+            needs[2],
+            backend,
+        )
+        wanted = tuple(g if need else None for g, need in zip(grad, needs, strict=False))
+        return wanted + (None,) * (len(needs) - len(wanted))
+
+
+def _edges(
+    poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str, backend: str
+) -> Any:
+    """The backend's own form of the inputs, from [N, B, L, 4, 4] and [N, B, L]."""
+    poses, activations = _children(poses.flatten(3)), _children(activations)
+    # a silent child is ignored, even if its pose is inf or nan
+    poses = poses.masked_fill((activations == 0)[:, :, None] & ~poses.isfinite(), 0)
+    return kernels(backend).edges(poses, activations, _wide(weight).contiguous(), Tables(*tables), competition)
+
+
+def _children(x: Tensor) -> Tensor:
+    """[N, B, L] -> [N, L, B], [N, B, L, 16] -> [N, L, 16, B]: types fastest, as kernels read them."""
+    return _wide(x).movedim(1, -1).contiguous()
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float16 and bfloat16 are for storage: compute in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _empty_saved(
+    poses: Tensor, activations: Tensor, beta_a: Tensor, tables: Sequence[Tensor], iterations: int, competition: str
+) -> tuple[Tensor, Tensor]:
+    images, in_caps, locations = activations.shape
+    parents, slots = Tables(*tables).children.shape
+    dtype = torch.promote_types(poses.dtype, torch.float32)
+    groups = locations if competition == "global" else parents * slots
+    statistics = poses.new_empty(iterations, images, parents, 2 * POSE + 2, beta_a.shape[0], dtype=dtype)
+    return statistics, poses.new_empty(max(iterations - 1, 0), images, groups, in_caps, dtype=dtype)
