@@ -1,0 +1,65 @@
+"""Compilation of the kernels: once for each dtype, kept on disk, and announced when it takes long."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+
+_LOG = logging.getLogger("tritoncaps")
+_PATIENCE = 2.0  # seconds of compilation before a line is logged
+
+_lock = threading.Lock()
+_spent = 0.0
+_announced = False
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """Compile ``function`` at its first call, without the GIL, and cache it on disk."""
+    dispatcher = njit(nogil=True, error_model="numpy", cache=True)(function)
+    # Numba looks at the age of the kernel's own file only, but micro-kernels of other files are compiled into it.
+    cache_file = getattr(dispatcher._cache, "_cache_file", None)
+    if hasattr(cache_file, "_source_stamp"):
+        cache_file._source_stamp = (cache_file._source_stamp, _fingerprint())
+    return dispatcher
+
+
+def ready(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile ``dispatcher`` for ``arguments``, or load it from the cache, unless that was done before."""
+    global _spent
+    signature = tuple(map(dispatcher.typeof_pyval, arguments))
+    if signature in dispatcher.overloads:
+        return
+    with _lock:
+        timer = threading.Timer(max(0.0, _PATIENCE - _spent), _announce)
+        timer.daemon = True
+        timer.start()
+        start = time.monotonic()
+        try:
+            dispatcher.compile(signature)
+        finally:
+            timer.cancel()
+            _spent += time.monotonic() - start
+
+
+def _announce() -> None:
+    global _announced
+    if not _announced:
+        _announced = True
+        _LOG.warning("compiling the CPU kernels; this happens once, the result is cached on disk")
+
+
+@lru_cache(maxsize=1)
+def _fingerprint() -> str:
+    """A hash of the sources of all kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

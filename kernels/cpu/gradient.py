@@ -1,0 +1,215 @@
+"""The last sweep of the backward pass: the gradients of poses, activations and weight, of all iterations at once.
+
+    dV_ij = sum_t r_ij (B_j + 2 d (C_j - g_ij precision_j)),   g_ij = G_ij - da_i (zero if assignments are constants)
+    dM_i  = sum_j dV_ij W_ij^T
+    da_i  = sum_t sum_j R_ij G_ij
+    dW    = sum over images and locations of M_i^T dV_ij
+
+dV is needed twice, and it costs four times as much as either product, so one sweep makes both. Everything that a
+child type's votes add to belongs to that child type: a task owns some child types of some images, in dM, da and
+in its images' part of dW. The parts, whose number does not depend on threads, are added at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.cpu.compiling import kernel
+from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_iteration, pack_minus_mean
+from tritoncaps.kernels.cpu.simd import next_task
+from tritoncaps.kernels.cpu.threads import run
+from tritoncaps.kernels.cpu.votes import (
+    add_pose_gradient,
+    add_uniform_vote_gradient_1,
+    add_uniform_vote_gradient_2,
+    add_vote_gradient_1,
+    add_vote_gradient_2,
+    add_weight_gradient,
+    assign_1,
+    assign_2,
+    clear_rows_16,
+    deviations,
+    sum_lanes,
+    sum_lanes_16,
+)
+from tritoncaps.kernels.em_routing import Iteration
+
+TYPES = 4  # child types of a task
+TASKS = 16  # that images are split for, if there are few child types
+PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
+
+ITERATION = Row.ITERATION
+
+# What the assignments of an iteration are: all equal, constants, or functions of the iteration before.
+UNIFORM, CONSTANT, VARIABLE = 0, 1, 2
+_VARIABLE = {UNIFORM: (0.0, 1.0), CONSTANT: (0.0, 1.0), VARIABLE: (2.0, 0.0)}  # for `votes.assign_1`
+
+
+def child_and_weight_gradient(
+    edges: Edges, iterations: Sequence[Iteration], needs_children: bool = True, needs_weight: bool = True
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dL/dM [N, L, 16, B], dL/da [N, L, B] and dL/dW [K, B, C, 4, 4]; None where not needed."""
+    dtype = iterations[0].A.dtype
+    N, L, B = edges.images, edges.children_count, edges.child_types
+    children = (N, L, B) if needs_children else (0, 0, 0)
+    dM, da = torch.zeros(*children, 16, dtype=dtype), torch.zeros(children, dtype=dtype)
+    kinds = [_kind(i) for i in iterations]
+    ranges = -(-B // TYPES)
+    parts = _parts_of_images(edges, ranges) if needs_weight else N
+    dW = torch.zeros(
+        parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes, dtype=dtype
+    )
+    run(
+        _gradient_kernel,
+        parts * ranges,
+        parts,
+        edges,
+        array(dM),
+        array(da),
+        array(dW),
+        array(pack_minus_mean(edges, iterations[0].gaussian)),
+        array(torch.stack([pack_iteration(edges, i, iterations[0].gaussian) for i in iterations])),
+        array(torch.stack([i.log_sum if k else (-i.log_sum).exp() for i, k in zip(iterations, kinds, strict=True)])),
+        array(torch.stack([i.log_sum if i.da is None else i.da for i in iterations])),
+        np.array(kinds),
+        array(torch.tensor([_VARIABLE[k] for k in kinds], dtype=dtype)),
+        needs_children,
+        needs_weight,
+    )
+    grad_poses = grad_activations = grad_weight = None
+    if needs_children:
+        grad_poses = dM.transpose(2, 3)
+        grad_activations = da
+        for iteration in iterations:
+            if iteration.da is not None:
+                grad_activations = grad_activations + _of_children(edges, iteration.da)
+    if needs_weight:
+        grad_weight = dW.sum(dim=0).permute(0, 2, 1, 4, 3).flatten(2, 3)[:, :, : edges.parent_types]
+        grad_weight = grad_weight.unflatten(3, (4, 4)).contiguous()
+    return grad_poses, grad_activations, grad_weight
+
+
+def child_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor | None, Tensor | None]:
+    """dL/dM [N, L, 16, B] and dL/da [N, L, B]."""
+    return child_and_weight_gradient(edges, iterations, needs_weight=False)[:2]
+
+
+def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor | None:
+    """dL/dW [K, B, C, 4, 4]."""
+    return child_and_weight_gradient(edges, iterations, needs_children=False)[2]
+
+
+def _parts_of_images(edges: Edges, ranges: int) -> int:
+    affordable = max(1, PARTS_BYTES // max(1, edges.weight.nbytes))
+    return min(edges.images, affordable, -(-TASKS // ranges))
+
+
+def _kind(iteration: Iteration) -> int:
+    if iteration.da is not None:
+        return VARIABLE
+    gaussian = iteration.gaussian
+    return CONSTANT if gaussian.precision.any() or gaussian.constant.any() else UNIFORM
+
+
+def _of_children(edges: Edges, of_groups: Tensor) -> Tensor:
+    """Sum over the groups of every child: [N, G, B] -> [N, L, B]."""
+    if not edges.local:
+        return of_groups
+    children = torch.from_numpy(edges.children)
+    exists = children >= 0
+    of_children = of_groups.new_zeros(edges.images, edges.children_count, edges.child_types)
+    return of_children.index_add_(1, children[exists], of_groups[:, exists])
+
+
+@kernel
+def _gradient_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, parts, e, dM, da, dW, minus_mean, iterations, log_sum, slope, kinds, variable,
+    needs_children, needs_weight,
+):  # fmt: skip
+    """dM [N, L, B, 16], da [N, L, B], dW [parts, K, blocks, B, 16, lanes], all zero at first, from
+
+    minus_mean [N, P, blocks, 16, lanes] of the first iteration, iterations [T, N, P, blocks, 66, lanes],
+    log_sum (or the share, for uniform assignments) and slope (da of the iteration) [T, N, G, B], kinds [T] and
+    variable [T, 2].
+    """
+    B, S, P, lanes, vote = e.child_types, e.slots, e.parents_count, e.lanes, 16 * e.lanes
+    d = np.empty(TYPES * vote, e.poses.dtype)
+    dv = np.empty(TYPES * vote, e.poses.dtype)
+    dm = np.empty(TYPES * vote, e.poses.dtype)
+    r = np.empty(TYPES * lanes, e.poses.dtype)
+    g = np.empty(TYPES * lanes, e.poses.dtype)
+    sum_da = np.empty(TYPES * lanes, e.poses.dtype)
+    task = next_task(counter)
+    while task < tasks:
+        first, part = task // parts * TYPES, task % parts
+        count = min(TYPES, B - first)
+        for n in range(e.images * part // parts, e.images * (part + 1) // parts):
+            for c in range(e.children_count):
+                child = (n * e.children_count + c) * B + first
+                for j in range(count):
+                    clear_rows_16(dm, j * vote)
+                sum_da[:] = 0
+                for index in range(e.child_start[c], e.child_start[c + 1]):
+                    edge = e.child_edge[index]
+                    p, s = edge // S, edge % S
+                    for block in range(e.blocks):
+                        parent = (n * P + p) * e.blocks + block
+                        weight = ((e.weight_of[s] * e.blocks + block) * B + first) * vote
+                        for j in range(count):
+                            clear_rows_16(dv, j * vote)
+                            deviations(
+                                d, j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote,
+                                e.offset, 4 * s, minus_mean, parent * vote,
+                            )  # fmt: skip
+                        for t in range(len(kinds)):
+                            rows = (t * e.images * P * e.blocks + parent) * ITERATION * lanes
+                            group = ((t * e.images + n) * e.groups + e.group_of[edge]) * B + first
+                            if kinds[t] == UNIFORM:
+                                for j in range(0, count - 1, 2):
+                                    add_uniform_vote_gradient_2(
+                                        dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
+                                        log_sum, group + j, e.activations, child + j,
+                                    )  # fmt: skip
+                                if count % 2:
+                                    j = count - 1
+                                    add_uniform_vote_gradient_1(
+                                        dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
+                                        log_sum, group + j, e.activations, child + j,
+                                    )  # fmt: skip
+                            else:
+                                for j in range(0, count - 1, 2):
+                                    assign_2(
+                                        r, j * lanes, g, j * lanes, sum_da, j * lanes, d, j * vote, iterations, rows,
+                                        log_sum, group + j, slope, group + j, e.activations, child + j, variable, 2 * t,
+                                    )  # fmt: skip
+                                if count % 2:
+                                    j = count - 1
+                                    assign_1(
+                                        r, j * lanes, g, j * lanes, sum_da, j * lanes, d, j * vote, iterations, rows,
+                                        log_sum, group + j, slope, group + j, e.activations, child + j, variable, 2 * t,
+                                    )  # fmt: skip
+                                for j in range(0, count - 1, 2):
+                                    add_vote_gradient_2(
+                                        dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
+                                    )
+                                if count % 2:
+                                    j = count - 1
+                                    add_vote_gradient_1(
+                                        dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
+                                    )
+                        if needs_children:
+                            for j in range(count):
+                                add_pose_gradient(dm, j * vote, dv, j * vote, e.weight, weight + j * vote)
+                        if needs_weight:
+                            at = part * e.weights * e.blocks * B * vote + weight
+                            for j in range(count):
+                                add_weight_gradient(dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16)
+                if needs_children:
+                    for j in range(count):
+                        sum_lanes_16(dM, (child + j) * 16, dm, j * vote)
+                        sum_lanes(da, child + j, sum_da, j * lanes)
+        task = next_task(counter)

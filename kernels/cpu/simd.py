@@ -1,0 +1,222 @@
+"""SIMD vectors for Numba: straight-line vector code, written in Python and emitted as LLVM IR.
+
+A micro-kernel is a Python function of `Rows` that runs once, while Numba compiles; every operation on its
+`Vector` values emits one instruction, and every Python loop in it is unrolled. Numba code calls it with an
+array and a position (in elements) for each of its `Rows`:
+
+    @microkernel
+    def axpy(y: Rows, x: Rows, a: Rows) -> None:
+        y[0] = fma(a.broadcast(0), x[0], y[0])
+
+    axpy(y, 8 * i, x, 8 * i, a, 0)      # inside a Numba function: y[8i : 8i + 8] += a[0] * x[8i : 8i + 8]
+
+A vector has 32 bytes: eight lanes of float32, four of float64. One source serves both.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+VECTOR_BYTES = 32
+
+_INT32 = ir.IntType(32)
+
+
+class _Format:
+    """How a vector of one dtype looks to LLVM."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.bits = dtype.bitwidth
+        self.lanes = VECTOR_BYTES * 8 // self.bits
+        self.scalar = {32: ir.FloatType(), 64: ir.DoubleType()}[self.bits]
+        self.vector = ir.VectorType(self.scalar, self.lanes)
+        self.integers = ir.VectorType(ir.IntType(self.bits), self.lanes)
+        self.suffix = f"v{self.lanes}f{self.bits}"
+
+    def constant(self, value: float) -> ir.Constant:
+        return ir.Constant(self.vector, [value] * self.lanes)
+
+
+class Vector:
+    """A vector in a register. Its operators take vectors and numbers."""
+
+    def __init__(self, builder: ir.IRBuilder, form: _Format, value: ir.Value) -> None:
+        self.builder, self.form, self.value = builder, form, value
+
+    def like(self, x: Vector | float) -> Vector:
+        """x as a vector of this format."""
+        return x if isinstance(x, Vector) else self._make(self.form.constant(x))
+
+    def _make(self, value: ir.Value) -> Vector:
+        return Vector(self.builder, self.form, value)
+
+    def __add__(self, other: Vector | float) -> Vector:
+        return self._make(self.builder.fadd(self.value, self.like(other).value))
+
+    def __sub__(self, other: Vector | float) -> Vector:
+        return self._make(self.builder.fsub(self.value, self.like(other).value))
+
+    def __mul__(self, other: Vector | float) -> Vector:
+        return self._make(self.builder.fmul(self.value, self.like(other).value))
+
+    def __neg__(self) -> Vector:
+        return self._make(self.builder.fneg(self.value))
+
+    def __gt__(self, other: Vector | float) -> ir.Value:
+        return self.builder.fcmp_ordered(">", self.value, self.like(other).value)
+
+    def bits(self) -> ir.Value:
+        return self.builder.bitcast(self.value, self.form.integers)
+
+    def from_bits(self, bits: ir.Value) -> Vector:
+        return self._make(self.builder.bitcast(bits, self.form.vector))
+
+    def rotate(self, lanes: int) -> Vector:
+        """Lane i becomes lane i + lanes, cyclically."""
+        order = [(i + lanes) % self.form.lanes for i in range(self.form.lanes)]
+        mask = ir.Constant(ir.VectorType(_INT32, self.form.lanes), order)
+        return self._make(self.builder.shuffle_vector(self.value, self.value, mask))
+
+
+class Rows:
+    """An array's vectors from a position on: rows[i] is the vector of elements i * lanes, ..., (i + 1) * lanes."""
+
+    def __init__(self, builder: ir.IRBuilder, form: _Format, pointer: ir.Value) -> None:
+        self.builder, self.form, self.pointer = builder, form, pointer
+
+    def _element(self, index: int) -> ir.Value:
+        return self.builder.gep(self.pointer, [ir.Constant(ir.IntType(64), index)])
+
+    def _row(self, row: int) -> ir.Value:
+        return self.builder.bitcast(self._element(row * self.form.lanes), self.form.vector.as_pointer())
+
+    def __getitem__(self, row: int) -> Vector:
+        return Vector(self.builder, self.form, self.builder.load(self._row(row), align=self.form.bits // 8))
+
+    def __setitem__(self, row: int, x: Vector | float) -> None:
+        value = x.value if isinstance(x, Vector) else self.form.constant(x)
+        self.builder.store(value, self._row(row), align=self.form.bits // 8)
+
+    def broadcast(self, element: int) -> Vector:
+        """The element in all lanes."""
+        undefined = ir.Constant(self.form.vector, ir.Undefined)
+        single = self.builder.insert_element(
+            undefined, self.builder.load(self._element(element)), ir.Constant(_INT32, 0)
+        )
+        zeros = ir.Constant(ir.VectorType(_INT32, self.form.lanes), [0] * self.form.lanes)
+        return Vector(self.builder, self.form, self.builder.shuffle_vector(single, undefined, zeros))
+
+    def set_element(self, element: int, x: Vector) -> None:
+        """Store the first lane of x."""
+        lane = self.builder.extract_element(x.value, ir.Constant(_INT32, 0))
+        self.builder.store(lane, self._element(element))
+
+
+def fma(x: Vector, y: Vector | float, z: Vector | float) -> Vector:
+    """x y + z, rounded once where the machine can."""
+    form, vector = x.form, x.form.vector
+    name, signature = f"llvm.fmuladd.{form.suffix}", ir.FunctionType(vector, [vector] * 3)
+    function = cgutils.get_or_insert_function(x.builder.module, signature, name)
+    return x._make(x.builder.call(function, [x.value, x.like(y).value, x.like(z).value]))
+
+
+def where(condition: ir.Value, x: Vector, y: Vector | float) -> Vector:
+    return x._make(x.builder.select(condition, x.value, x.like(y).value))
+
+
+def maximum(x: Vector, y: Vector | float) -> Vector:
+    """The greater of each lane; x where x is nan."""
+    y = x.like(y)
+    return where(y > x, y, x)
+
+
+def minimum(x: Vector, y: Vector | float) -> Vector:
+    """The smaller of each lane; x where x is nan."""
+    y = x.like(y)
+    return where(x > y, y, x)
+
+
+def across(operation: Callable[[Vector, Vector], Vector], x: Vector) -> Vector:
+    """Reduce the lanes of x; every lane of the result holds the reduction."""
+    step = x.form.lanes // 2
+    while step:
+        x = operation(x, x.rotate(step))
+        step //= 2
+    return x
+
+
+def add(x: Vector, y: Vector) -> Vector:
+    return x + y
+
+
+# bits: (ln 2 in two parts, degree of the Taylor polynomial, number whose addition rounds to an integer,
+#        bits of the mantissa, extra power of two, argument below which exp is zero)
+_EXP = {
+    32: ((0.693359375, -2.12194440e-4), 7, 1.5 * 2**23, 23, 64, -104.0),
+    64: ((6.93145751953125e-1, 1.42860682030941723212e-6), 13, 1.5 * 2**52, 52, 256, -746.0),
+}
+
+
+def exp(x: Vector) -> Vector:
+    """exp(x) for x <= 0, to 1 or 2 units in the last place, with gradual underflow.
+
+    exp(x) = 2^n exp(r), r = x - n ln 2, |r| <= ln(2) / 2. The power of two is added to the exponent bits, times
+    a constant 2^extra that keeps the sum a normal number and is divided out last.
+    """
+    (high, low), degree, magic, mantissa, extra, least = _EXP[x.form.bits]
+    x = maximum(x, least)
+    shifted = fma(x, 1 / math.log(2), magic + extra)  # its lowest bits are the integer n + extra
+    n = shifted - (magic + extra)
+    r = fma(n, -low, fma(n, -high, x))
+    y = r.like(1 / math.factorial(degree))
+    for k in reversed(range(degree)):
+        y = fma(y, r, 1 / math.factorial(k))
+    shift = ir.Constant(x.form.integers, [mantissa] * x.form.lanes)
+    power = x.builder.shl(shifted.bits(), shift)
+    return y.from_bits(x.builder.add(y.bits(), power)) * 2.0**-extra
+
+
+def microkernel(emit: Callable[..., None]) -> Any:
+    """Make a function of `Rows` callable from Numba, with an array and a position for each of its arguments."""
+
+    def function(typing_context: Any, *args: Any) -> Any:
+        signature = types.void(*map(types.unliteral, args))
+
+        def code(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> ir.Value:
+            form = _Format(signature.args[0].dtype)
+            rows = []
+            for array_type, array, position in zip(
+                signature.args[::2], values[::2], values[1::2], strict=True
+            ):
+                data = context.make_array(array_type)(context, builder, value=array).data
+                rows.append(Rows(builder, form, builder.gep(data, [position])))
+            emit(*rows)
+            return context.get_dummy_value()
+
+        return signature, code
+
+    function.__name__, function.__doc__ = emit.__name__, emit.__doc__
+    names = [n for name in inspect.signature(emit).parameters for n in (name, f"{name}_position")]
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ["typing_context", *names]]
+    )
+    return intrinsic(function)
+
+
+@intrinsic
+def next_task(typing_context: Any, counter: Any) -> Any:
+    """Take the next number from a counter (int64 [1]) that several threads share."""
+
+    def code(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> ir.Value:
+        data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
+        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(counter), code
