@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
-class _Baseline(nn.Sequential):
+class _Baseline(nn.Module):
     """Images [N, C, size, size] -> class scores [N, num_classes]."""
 
     def __init__(self, image_size: int, in_channels: int, *modules: nn.Module) -> None:
-        super().__init__(*modules)
+        super().__init__()
+        self.layers = nn.Sequential(*modules)
         self.image_size, self.in_channels = image_size, in_channels
 
     def forward(self, images: Tensor) -> Tensor:
@@ -17,7 +18,7 @@ class _Baseline(nn.Sequential):
         if tuple(images.shape[1:]) != expected:
             given = list(images.shape)
             raise ValueError(f"images must have shape [N, {', '.join(map(str, expected))}], but they have {given}")
-        return super().forward(images)
+        return self.layers(images)
 
 
 class MNISTBaseline(_Baseline):

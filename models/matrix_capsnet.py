@@ -11,7 +11,7 @@ from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, PrimaryCaps
 from tritoncaps.checks import check_positive, check_shape, check_tensor
 
 
-class MatrixCapsNet(nn.Sequential):
+class MatrixCapsNet(nn.Module):
     """Images [N, in_channels, H, W] -> Capsules of the classes: poses [N, num_classes, 4, 4], activations.
 
     A 5x5 convolution with stride 2, primary capsules, two layers of convolutional capsules (3x3, strides 2 and 1)
@@ -43,7 +43,6 @@ class MatrixCapsNet(nn.Sequential):
         routed: dict[str, Any] = {"routing": routing or EMRouting(iterations), "backend": backend, **factory}
         self.in_channels = in_channels
         self.conv = nn.Conv2d(in_channels, a, 5, stride=2, **factory)
-        self.relu = nn.ReLU()
         self.primary = PrimaryCaps(a, b, **factory)
         self.conv_caps1 = ConvCaps2d(b, c, 3, stride=2, **routed)
         self.conv_caps2 = ConvCaps2d(c, d, 3, stride=1, **routed)
@@ -60,7 +59,8 @@ class MatrixCapsNet(nn.Sequential):
         check_shape("images", images, ["N", self.in_channels, "H", "W"])
         if min(images.shape[2:]) < 15:
             raise ValueError(f"images must be at least 15x15, but they are {images.shape[2]}x{images.shape[3]}")
-        return super().forward(images)
+        features = self.conv(images).relu()
+        return self.class_caps(self.conv_caps2(self.conv_caps1(self.primary(features))))
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")

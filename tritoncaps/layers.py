@@ -69,6 +69,9 @@ class _RoutedCaps(nn.Module):
     beta_u: nn.Parameter
     beta_a: nn.Parameter
 
+    initial_weight_std: float
+    initial_beta_u: float
+
     def __init__(
         self,
         in_caps: int,
@@ -91,10 +94,10 @@ class _RoutedCaps(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Votes of the poses' scale (a vote entry is a sum of four products), and no bias for any type."""
-        nn.init.normal_(self.weight, std=0.5)
-        for name in self.routing.parameter_names:
-            nn.init.zeros_(getattr(self, name))
+        """Poses of about their children's scale, and about half of the capsules active, on poses of scale one."""
+        nn.init.normal_(self.weight, std=self.initial_weight_std)
+        nn.init.constant_(self.beta_u, self.initial_beta_u)
+        nn.init.zeros_(self.beta_a)
 
     def _route(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
         parameters = {name: getattr(self, name) for name in self.routing.parameter_names}
@@ -121,6 +124,8 @@ class _RoutedCaps(nn.Module):
 
 class _ConvCaps(_RoutedCaps):
     dims: int
+    initial_weight_std = 1.0
+    initial_beta_u = 0.5
 
     def __init__(
         self,
@@ -204,6 +209,9 @@ class ClassCaps(_RoutedCaps):
 
     Parameters: ``weight`` [in_caps, num_classes, 4, 4], ``beta_u`` and ``beta_a`` [num_classes].
     """
+
+    initial_weight_std = 0.5
+    initial_beta_u = 0.0
 
     def __init__(
         self,

@@ -1,0 +1,16 @@
+"""Settings of the whole suite. Triton kernels run in its interpreter; what compiles them does so in a process of its own."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+import pytest
+import torch
+
+# unwritten outputs show: torch.empty is filled with nan
+torch.use_deterministic_algorithms(True)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)

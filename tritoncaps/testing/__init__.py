@@ -1,0 +1,35 @@
+"""Property tests for routings and kernels, for anybody who writes one.
+
+An EM routing is a function ``route(poses, activations, weight, beta_u, beta_a, routing_map, routing)`` with the
+shapes of :func:`tritoncaps.functional.em_routing`. This runs one through everything that this library asks of its own:
+
+    import pytest
+    from tritoncaps import testing
+
+    @pytest.mark.parametrize("check", testing.EM_ROUTING_CHECKS, ids=lambda check: check.__name__)
+    def test_my_routing(check):
+        testing.verify(check, my_route)
+
+A check is a function of a route and a :class:`Problem`; `verify` draws the problems with hypothesis: shapes, maps,
+options and memory layouts. A kernel that promises the same bits whatever its batch adds `KERNEL_CHECKS`. Tensors are filled from a seed, so that a failing example can be made again.
+"""
+
+from tritoncaps.testing.checks import EM_ROUTING_CHECKS, HARD_CASES, KERNEL_CHECKS, verify
+from tritoncaps.testing.errors import assert_as_good_as, assert_close
+from tritoncaps.testing.problems import Problem, Route, gradients
+from tritoncaps.testing.strategies import em_routings, problems, routing_maps
+
+__all__ = [
+    "EM_ROUTING_CHECKS",
+    "HARD_CASES",
+    "KERNEL_CHECKS",
+    "Problem",
+    "Route",
+    "assert_as_good_as",
+    "assert_close",
+    "em_routings",
+    "gradients",
+    "problems",
+    "routing_maps",
+    "verify",
+]

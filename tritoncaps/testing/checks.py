@@ -1,0 +1,268 @@
+"""What is true of EM routing, as checks of a route on a problem, and `verify`, which draws the problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor
+
+from tritoncaps import reference
+from tritoncaps.capsules import Capsules
+from tritoncaps.routing_map import RoutingMap
+from tritoncaps.testing.errors import assert_as_good_as, assert_close
+from tritoncaps.testing.problems import Inputs, Problem, Route, gradients
+from tritoncaps.testing.strategies import problems
+
+Check = Callable[[Route, Problem], None]
+
+
+def verify(check: Check, route: Route, examples: int = 25, max_types: int = 9) -> None:
+    """Run ``check`` on ``route`` for as many problems, the same ones every time."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(problem=problems(max_types))
+    def run(problem: Problem) -> None:
+        check(route, problem)
+
+    run()
+
+
+def equals_the_reference(route: Route, problem: Problem) -> None:
+    """Outputs and all gradients, in float64."""
+    expected = gradients(problem, reference.em_routing)
+    for name, value in gradients(problem, route).items():
+        assert_close(name, value, expected[name])
+
+
+def is_as_exact_as_plain_torch(route: Route, problem: Problem) -> None:
+    """In float32, at most twice as wrong as the reference in float32; for up to two iterations, as the third
+    multiplies rounding errors of either by factors that have nothing to do with who made them."""
+    problem = problem.but(routing=replace(problem.routing, iterations=min(problem.routing.iterations, 2)))
+    exact, plain = gradients(problem, reference.em_routing), gradients(problem, reference.em_routing, torch.float32)
+    for name, value in gradients(problem, route, torch.float32).items():
+        assert_as_good_as(name, value, plain[name], exact[name], floor=1e-5)
+
+
+def gives_the_same_bits_again(route: Route, problem: Problem) -> None:
+    first, second = gradients(problem, route, torch.float32), gradients(problem, route, torch.float32)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), f"{name} differs between two runs"
+
+
+def routes_every_image_alone(route: Route, problem: Problem) -> None:
+    """Splitting a batch changes no bit of an image's capsules or gradients."""
+    problem = problem.but(images=3)
+    inputs = problem.inputs(torch.float32, requires_grad=True)
+    whole = problem.solve(route, inputs)
+    grads = torch.autograd.grad([x.sum() for x in whole], inputs[:2])
+    for image in range(problem.images):
+        part = inputs._replace(poses=inputs.poses[image : image + 1], activations=inputs.activations[image : image + 1])
+        alone = problem.solve(route, part)
+        alone_grads = torch.autograd.grad([x.sum() for x in alone], part[:2])
+        for of_whole, of_part in zip((*whole, *grads), (*alone, *alone_grads), strict=True):
+            assert torch.equal(of_whole[image : image + 1], of_part), f"image {image} depends on its batch"
+
+
+def ignores_the_order_of_child_types(route: Route, problem: Problem) -> None:
+    inputs = problem.inputs()
+    order = torch.randperm(problem.in_caps, generator=torch.Generator().manual_seed(problem.seed))
+    shuffled = inputs._replace(
+        poses=inputs.poses[:, order], activations=inputs.activations[:, order], weight=inputs.weight[:, order]
+    )
+    _assert_same(problem.solve(route, shuffled), problem.solve(route, inputs))
+
+
+def follows_the_order_of_parent_types(route: Route, problem: Problem) -> None:
+    inputs = problem.inputs()
+    order = torch.randperm(problem.out_caps, generator=torch.Generator().manual_seed(problem.seed))
+    shuffled = inputs._replace(
+        weight=inputs.weight[:, :, order], beta_u=inputs.beta_u[order], beta_a=inputs.beta_a[order]
+    )
+    before = problem.solve(route, inputs)
+    expected = Capsules(before.poses[:, order], before.activations[:, order])
+    _assert_same(problem.solve(route, shuffled), expected)
+
+
+def ignores_silent_children(route: Route, problem: Problem) -> None:
+    """Children with activation zero change nothing, even with poses of inf or nan; their gradients are finite."""
+    silent = problem.inputs().activations < 0.5
+    results = []
+    for pose in (1.0, 1e4, float("inf"), float("nan")):
+        inputs = problem.inputs()
+        poses = inputs.poses.masked_fill(silent[..., None, None], pose).requires_grad_()
+        activations = inputs.activations.masked_fill(silent, 0.0).requires_grad_()
+        result = problem.solve(route, inputs._replace(poses=poses, activations=activations))
+        grads = torch.autograd.grad([x.sum() for x in result], [poses, activations])
+        assert all(x.isfinite().all() for x in (*result, *grads)), f"not finite behind silent poses of {pose}"
+        assert not grads[0][silent].any(), "a silent child's pose has a gradient"
+        results.append(result)
+    for result in results[1:]:
+        _assert_same(result, results[0])
+
+
+def treats_a_split_child_as_one(route: Route, problem: Problem) -> None:
+    """Two copies of every child, each half as active, say the same (without mean_data, which counts them)."""
+    problem = problem.but(routing=replace(problem.routing, mean_data=False, final_lambda=0.1))
+    inputs = problem.inputs()
+    poses, activations, weight = inputs[:3]
+    twice = inputs._replace(
+        poses=torch.cat([poses, poses], dim=1),
+        activations=torch.cat([activations, activations], dim=1) / 2,
+        weight=torch.cat([weight, weight], dim=1),
+    )
+    _assert_same(problem.solve(route, twice), problem.solve(route, inputs))
+
+
+def shifts_with_its_votes(route: Route, problem: Problem) -> None:
+    """A constant added to all votes is added to the means, and changes nothing else."""
+    shift = [1.5, -2.0, 0.5, 3.0]
+    inputs = problem.inputs()
+    before = problem.solve(route, inputs)
+    after = problem.but(routing_map=_with_offset(problem.routing_map, shift)).solve(route, inputs)
+    moved = before.poses.clone()
+    supported = problem.but(routing_map=_with_offset(problem.routing_map, [0.0] * 4))
+    moved[..., 3] += torch.tensor(shift).double() * _has_children(supported.routing_map, moved)
+    _assert_same(after, Capsules(moved, before.activations))
+
+
+def follows_signed_permutations_of_rows(route: Route, problem: Problem) -> None:
+    """Poses G M for a signed permutation G give means G mu (where no coordinates are added)."""
+    problem = problem.but(routing_map=_with_offset(problem.routing_map, None))
+    inputs = problem.inputs()
+    rows, signs = torch.tensor([2, 0, 3, 1]), torch.tensor([1.0, -1.0, -1.0, 1.0]).double()[:, None]
+    before = problem.solve(route, inputs)
+    after = problem.solve(route, inputs._replace(poses=inputs.poses[..., rows, :] * signs))
+    _assert_same(after, Capsules(before.poses[..., rows, :] * signs, before.activations))
+
+
+def follows_the_scale_of_poses(route: Route, problem: Problem) -> None:
+    """Poses times s, with beta_u - log s and the floor times s^2, give means times s."""
+    scale = 3.0
+    problem = problem.but(routing_map=_with_offset(problem.routing_map, None))
+    inputs = problem.inputs()
+    before = problem.solve(route, inputs)
+    floor = problem.routing.variance_floor * scale**2
+    scaled = inputs._replace(
+        poses=inputs.poses * scale, beta_u=inputs.beta_u - torch.tensor(scale).double().log()
+    )
+    after = problem.but(routing=replace(problem.routing, variance_floor=floor)).solve(route, scaled)
+    _assert_same(after, Capsules(before.poses * scale, before.activations))
+
+
+def knows_edges_not_convolutions(route: Route, problem: Problem) -> None:
+    """The same edges, listed one by one, give the same result."""
+    original = problem.routing_map
+    if original.num_edges == 0:  # a strided kernel may see padding only
+        return
+    pairs = [(int(c), p, s) for p, row in enumerate(original.children) for s, c in enumerate(row) if c >= 0]
+    children, parents, slots = (list(x) for x in zip(*pairs, strict=True))
+    last = max(slots) + 1  # slots behind the last one that is used do not exist in the copy
+    listed = RoutingMap.from_edges(
+        children,
+        parents,
+        original.num_children,
+        original.num_parents,
+        slots,
+        original.weight_of[:last],
+        original.offset[:last],
+    )
+    inputs = problem.inputs()
+    flat = inputs._replace(
+        poses=inputs.poses.reshape(problem.images, problem.in_caps, original.num_children, 4, 4),
+        activations=inputs.activations.reshape(problem.images, problem.in_caps, original.num_children),
+        weight=inputs.weight[: listed.num_weights],
+    )
+    expected = problem.solve(route, inputs)
+    given = problem.but(routing_map=listed).solve(route, flat)
+    _assert_same(Capsules(*(x.reshape(y.shape) for x, y in zip(given, expected, strict=True))), expected)
+
+
+def computes_only_what_is_asked(route: Route, problem: Problem) -> None:
+    """Each input's gradient alone is what it is among the others."""
+    everything = gradients(problem, route)
+    for index, name in enumerate(Inputs._fields):
+        inputs = problem.inputs()
+        inputs[index].requires_grad_()
+        capsules = problem.solve(route, inputs)
+        generator = torch.Generator().manual_seed(problem.seed + 1)
+        total = sum((x * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in capsules)
+        (alone,) = torch.autograd.grad(total, [inputs[index]])
+        assert_close(f"gradient of {name} alone", alone, everything[f"gradient of {name}"])
+
+
+def passes_gradcheck(route: Route, problem: Problem) -> None:
+    problem = problem.but(images=1, routing=replace(problem.routing, gradient="all"))
+    inputs = problem.inputs(requires_grad=True)
+    torch.autograd.gradcheck(
+        lambda *given: tuple(problem.solve(route, Inputs(*given))), tuple(inputs), fast_mode=True, atol=1e-4, rtol=1e-3
+    )
+
+
+def survives_an_empty_batch(route: Route, problem: Problem) -> None:
+    problem = problem.but(images=0, layout="contiguous")
+    for name, value in gradients(problem, route).items():
+        assert value.isfinite().all(), f"{name} of an empty batch is not finite"
+
+
+EM_ROUTING_CHECKS: tuple[Check, ...] = (
+    equals_the_reference,
+    is_as_exact_as_plain_torch,
+    ignores_the_order_of_child_types,
+    follows_the_order_of_parent_types,
+    ignores_silent_children,
+    treats_a_split_child_as_one,
+    shifts_with_its_votes,
+    follows_signed_permutations_of_rows,
+    follows_the_scale_of_poses,
+    knows_edges_not_convolutions,
+    computes_only_what_is_asked,
+    passes_gradcheck,
+    survives_an_empty_batch,
+)
+
+# What a kernel that owns its order of summation promises on top, and matrix products from a library do not.
+KERNEL_CHECKS: tuple[Check, ...] = (gives_the_same_bits_again, routes_every_image_alone)
+
+
+# Inputs that break naive routings: each changes a problem's inputs; results and gradients must stay finite.
+HARD_CASES: dict[str, Callable[[Inputs], Inputs]] = {
+    "all activations zero": lambda x: x._replace(activations=torch.zeros_like(x.activations)),
+    "activations of 1e-30": lambda x: x._replace(activations=torch.full_like(x.activations, 1e-30)),
+    "identical votes": lambda x: x._replace(poses=torch.ones_like(x.poses), weight=torch.ones_like(x.weight)),
+    "poses of 1e4": lambda x: x._replace(poses=x.poses * 1e4),
+    "all poses zero": lambda x: x._replace(poses=torch.zeros_like(x.poses)),
+    "saturated logits": lambda x: x._replace(beta_a=x.beta_a * 1e4),
+}
+
+
+def _assert_same(actual: Capsules, expected: Capsules) -> None:
+    assert_close("poses", actual.poses, expected.poses, 1e-6)
+    assert_close("activations", actual.activations, expected.activations, 1e-6)
+
+
+def _with_offset(routing_map: RoutingMap, offset: list[float] | None) -> RoutingMap:
+    """The same map with ``offset`` added to that of every slot, or without any offset."""
+    column = torch.zeros_like(routing_map.offset) if offset is None else routing_map.offset + torch.tensor(offset)
+    return RoutingMap(
+        routing_map.children,
+        routing_map.weight_of,
+        column,
+        routing_map.in_size,
+        routing_map.out_size,
+        f"{routing_map._description} with offset {offset}",
+    )
+
+
+def _has_children(routing_map: RoutingMap, poses: Tensor) -> Tensor:
+    """1 for parent locations with children, 0 for others, to be multiplied with [N, C, *out_size, 4]."""
+    has = (routing_map.children >= 0).any(dim=1).to(poses.dtype)
+    return has.reshape(routing_map.out_size)[..., None]

@@ -1,0 +1,42 @@
+"""Comparisons that say how wrong and where."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7) -> None:
+    """The largest error is below ``tolerance`` times the largest expected value (or one)."""
+    error, report = _error(name, actual, expected)
+    allowed = tolerance * max(1.0, _largest(expected))
+    assert error <= allowed, f"{report}; allowed {allowed:.3g}"
+
+
+def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None) -> None:
+    """``actual`` is at most twice as wrong as ``plain``, plain torch at the same dtype; ``exact`` is in float64.
+
+    ``floor`` is what rounding alone may cost, relative to the largest value; by default 32 units in the last place.
+    """
+    floor = 32 * torch.finfo(plain.dtype).eps if floor is None else floor
+    error, report = _error(name, actual, exact)
+    plain_error, _ = _error(name, plain, exact)
+    allowed = 2 * plain_error + floor * max(1.0, _largest(exact))
+    assert error <= allowed, f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
+
+
+def _error(name: str, actual: Tensor, expected: Tensor) -> tuple[float, str]:
+    assert actual.shape == expected.shape, f"{name} has shape {list(actual.shape)}, not {list(expected.shape)}"
+    if actual.numel() == 0:
+        return 0.0, f"{name} is empty"
+    difference = (actual.detach().double() - expected.detach().double()).abs()
+    difference = difference.nan_to_num(nan=float("inf"))
+    worst = int(difference.argmax())
+    place = [int(i) for i in torch.unravel_index(torch.tensor(worst), difference.shape)]
+    error, rms = difference.flatten()[worst].item(), difference.square().mean().sqrt().item()
+    given, wanted = actual.flatten()[worst].item(), expected.flatten()[worst].item()
+    return error, f"{name} is off by {error:.3g} (RMS {rms:.3g}), worst at {place}: {given:.9g}, not {wanted:.9g}"
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.detach().abs().max()) if x.numel() else 0.0

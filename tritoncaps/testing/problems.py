@@ -1,0 +1,89 @@
+"""A routing problem: sizes, a map, options, a seed and a memory layout; its tensors are made from these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritoncaps.capsules import Capsules
+from tritoncaps.routing import EMRouting
+from tritoncaps.routing_map import RoutingMap
+
+Route = Callable[..., Capsules]
+LAYOUTS = ("contiguous", "types last", "sliced", "expanded")
+
+
+class Inputs(NamedTuple):
+    """The tensors of an EM routing, in the order in which a route takes them."""
+
+    poses: Tensor
+    activations: Tensor
+    weight: Tensor
+    beta_u: Tensor
+    beta_a: Tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """N ``images`` of ``in_caps`` types, routed to ``out_caps`` types over ``routing_map``."""
+
+    routing_map: RoutingMap
+    routing: EMRouting = EMRouting()
+    images: int = 2
+    in_caps: int = 3
+    out_caps: int = 4
+    seed: int = 0
+    layout: str = "contiguous"
+
+    def but(self, **changes: Any) -> Problem:
+        """The same problem, except for ``changes``."""
+        return replace(self, **changes)
+
+    def inputs(self, dtype: torch.dtype = torch.float64, requires_grad: bool = False) -> Inputs:
+        """The tensors: the same numbers in every dtype, rounded."""
+        generator = torch.Generator().manual_seed(self.seed)
+        children = (self.images, self.in_caps, *self.routing_map.in_size)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        tensors = Inputs(
+            normal(*children, 4, 4),
+            torch.rand(children, generator=generator, dtype=torch.float64),
+            0.5 * normal(self.routing_map.num_weights, self.in_caps, self.out_caps, 4, 4),
+            normal(self.out_caps),
+            normal(self.out_caps),
+        )
+        poses, activations, *parameters = (x.to(dtype) for x in tensors)
+        laid_out = Inputs(self._lay_out(poses), self._lay_out(activations), *parameters)
+        return Inputs(*(x.requires_grad_(requires_grad) for x in laid_out))
+
+    def solve(self, route: Route, inputs: Inputs) -> Capsules:
+        return route(*inputs, routing_map=self.routing_map, routing=self.routing)
+
+    def _lay_out(self, x: Tensor) -> Tensor:
+        """The same shape (and, but for "expanded", the same numbers) in another order in memory."""
+        if self.layout == "types last":
+            return x.movedim(1, -1).contiguous().movedim(-1, 1)
+        if self.layout == "sliced":
+            padded = x.new_full([2 * size + 1 for size in x.shape], float("nan"))
+            inner = padded[tuple(slice(1, 2 * size, 2) for size in x.shape)]
+            return inner.copy_(x)
+        if self.layout == "expanded":
+            return x[:1].expand(x.shape)
+        return x
+
+
+def gradients(problem: Problem, route: Route, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Outputs and the gradients of all inputs, by name, for cotangents drawn from the problem's seed."""
+    inputs = problem.inputs(dtype, requires_grad=True)
+    capsules = problem.solve(route, inputs)
+    generator = torch.Generator().manual_seed(problem.seed + 1)
+    cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(dtype) for x in capsules]
+    grads = torch.autograd.grad(capsules, inputs, cotangents)
+    named = {"poses": capsules.poses, "activations": capsules.activations}
+    return named | {f"gradient of {name}": g for name, g in zip(Inputs._fields, grads, strict=True)}

@@ -1,0 +1,68 @@
+"""Hypothesis strategies for maps, options and whole problems. Sizes of 1 to 9 cross every edge of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+
+from tritoncaps.routing import EMRouting
+from tritoncaps.routing_map import RoutingMap
+from tritoncaps.testing.problems import LAYOUTS, Problem
+
+
+def routing_maps() -> st.SearchStrategy[RoutingMap]:
+    """Convolutions in 1, 2 and 3 dimensions, class capsules with and without coordinates, and graphs."""
+    full = st.builds(RoutingMap.full, st.lists(st.integers(1, 4), max_size=3), st.booleans())
+    return st.one_of(conv_maps(), full, graph_maps())
+
+
+@st.composite
+def conv_maps(draw: Callable) -> RoutingMap:
+    dims = draw(st.integers(1, 3))
+    kernel, stride, padding, dilation = (
+        [draw(st.integers(low, high)) for _ in range(dims)] for low, high in ((1, 3), (1, 2), (0, 1), (1, 2))
+    )
+    least = [max(d * (k - 1) + 1 - 2 * p, 1) for k, p, d in zip(kernel, padding, dilation, strict=True)]
+    size = [n + draw(st.integers(0, 5 if dims < 3 else 1)) for n in least]
+    return RoutingMap.conv(size, kernel, stride, padding, dilation)
+
+
+@st.composite
+def graph_maps(draw: Callable) -> RoutingMap:
+    """Graphs with children that nobody sees, parents that see nobody, shared weights and offsets."""
+    num_children, num_parents = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    edge = st.tuples(st.integers(0, num_children - 1), st.integers(0, num_parents - 1))
+    edges = draw(st.lists(edge, min_size=1, max_size=12))
+    children, parents = zip(*edges, strict=True)
+    slots = max(parents.count(p) for p in parents)
+    weight_of = draw(st.none() | st.just([0] * slots) | st.just([s % 2 for s in range(slots)]))
+    offset = draw(st.none() | st.just([[0.25 * s, -0.5, 1.0, 0.0] for s in range(slots)]))
+    return RoutingMap.from_edges(children, parents, num_children, num_parents, weight_of=weight_of, offset=offset)
+
+
+def em_routings() -> st.SearchStrategy[EMRouting]:
+    """Every option of EMRouting."""
+    return st.builds(
+        EMRouting,
+        iterations=st.integers(1, 4),
+        final_lambda=st.sampled_from([None, 0.1, 2.0]),
+        variance_floor=st.sampled_from([1e-4, 1e-2, 0.5]),
+        mean_data=st.booleans(),
+        competition=st.sampled_from(["global", "local"]),
+        gradient=st.sampled_from(["all", "last"]),
+    )
+
+
+def problems(max_types: int = 9) -> st.SearchStrategy[Problem]:
+    """Whole problems of one to three images."""
+    return st.builds(
+        Problem,
+        routing_map=routing_maps(),
+        routing=em_routings(),
+        images=st.integers(1, 3),
+        in_caps=st.integers(1, max_types),
+        out_caps=st.integers(1, max_types),
+        seed=st.integers(0, 2**31),
+        layout=st.sampled_from(LAYOUTS),
+    )
