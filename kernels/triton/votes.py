@@ -1,0 +1,148 @@
+"""What all views share: the tile, the vote source and the formulas of an edge, as device functions.
+
+A tile is [images, child types, parent types] = [BN, BB, BC]. Every view computes the votes of such a tile in
+registers, one tile for each of the sixteen pose entries, and sums over the axes that it does not own:
+
+    parent view  over child types      child view  over parent types      weight view  over images
+
+Names in kernels: i_ index of a program or of a loop, o_ offsets, m_ mask, p_ pointer, b_ loaded or computed block.
+"""
+
+import triton
+import triton.language as tl
+
+ENTRIES = tl.constexpr(16)
+
+
+@triton.jit
+def load_entries(p_entry, step, mask, DTYPE: tl.constexpr):
+    """Sixteen tiles, one for each pose entry; the next entry is `step` further."""
+    b_entries = ()
+    for _ in tl.static_range(ENTRIES):
+        b_entries = b_entries + (tl.load(p_entry, mask=mask, other=0.0).to(DTYPE),)
+        p_entry += step
+    return b_entries
+
+
+@triton.jit
+def zero_entries(BN: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, DTYPE: tl.constexpr):
+    """Sixteen tiles of zeros."""
+    return (tl.zeros((BN, BB, BC), DTYPE),) * ENTRIES
+
+
+@triton.jit
+def start_of_votes(p_offset, i_s, b_centre, DTYPE: tl.constexpr):
+    """offset - centre: where the sum that makes V - centre starts. The offset reaches the right-hand column.
+
+    p_offset [S, 4]; b_centre sixteen tiles.
+    """
+    b_start = ()
+    for h in tl.static_range(ENTRIES):
+        if h % 4 == 3:
+            b_start = b_start + (tl.load(p_offset + i_s * 4 + h // 4).to(DTYPE) - b_centre[h],)
+        else:
+            b_start = b_start + (-b_centre[h],)
+    return b_start
+
+
+@triton.jit
+def pose_votes(b_pose, b_weight, b_start):
+    """V_xq = start_xq + sum_y M_xy W_yq, in sixteen tiles [BN, BB, BC]."""
+    b_votes = ()
+    for h in tl.static_range(ENTRIES):
+        b_sum = b_start[h]
+        for y in tl.static_range(4):
+            b_sum = tl.fma(b_pose[h // 4 * 4 + y], b_weight[4 * y + h % 4], b_sum)
+        b_votes = b_votes + (b_sum,)
+    return b_votes
+
+
+@triton.jit
+def log_likelihood(b_d, b_precision, b_constant):
+    """l = constant - sum_h precision_h d_h^2."""
+    b_distance = b_precision[0] * b_d[0] * b_d[0]
+    for h in tl.static_range(1, ENTRIES):
+        b_distance = tl.fma(b_precision[h] * b_d[h], b_d[h], b_distance)
+    return b_constant - b_distance
+
+
+@triton.jit
+def assignment(b_likelihood, b_log_sum):
+    """R = exp(l - log_sum), at most 1 whatever the rounding."""
+    return tl.exp(tl.minimum(b_likelihood - b_log_sum, 0.0))
+
+
+@triton.jit
+def weight_slope(b_d, b_A, b_B, b_C):
+    """G = A + sum_h (B_h + C_h d_h) d_h: the loss's slope in r."""
+    b_G = b_A
+    for h in tl.static_range(ENTRIES):
+        b_G = tl.fma(tl.fma(b_C[h], b_d[h], b_B[h]), b_d[h], b_G)
+    return b_G
+
+
+@triton.jit
+def difference(b_left, b_right):
+    """Entry by entry."""
+    b_difference = ()
+    for h in tl.static_range(ENTRIES):
+        b_difference = b_difference + (b_left[h] - b_right[h],)
+    return b_difference
+
+
+@triton.jit
+def vote_gradient(
+    b_votes,
+    b_a,
+    p_mean,
+    p_precision,
+    p_B,
+    p_C,
+    p_constant,
+    p_A,
+    p_log_sum,
+    p_da,
+    entries_step,
+    parents_step,
+    groups_step,
+    m_parent,
+    m_child,
+    C,
+    T,
+    n_soft,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """dL/dV in sixteen tiles, and R G: the sums over the T iterations of the backward pass.
+
+    dV = r (B + 2 C d) - 2 dl precision d,  dl = r (G - da) in the first n_soft iterations, then zero.
+
+    The pointers lead to the first iteration of a tile: p_mean, p_precision, p_B, p_C and p_constant, p_A of its
+    parents, p_log_sum, p_da of its children. The steps lead to the next iteration.
+    """
+    b_dV = zero_entries(BN, BB, BC, DTYPE)
+    b_RG = tl.zeros((BN, BB, BC), DTYPE)
+    for t in range(T):
+        o_entry = t * entries_step
+        b_d = difference(b_votes, load_entries(p_mean + o_entry, C, m_parent, DTYPE))
+        b_precision = load_entries(p_precision + o_entry, C, m_parent, DTYPE)
+        b_B = load_entries(p_B + o_entry, C, m_parent, DTYPE)
+        b_C = load_entries(p_C + o_entry, C, m_parent, DTYPE)
+        b_constant = tl.load(p_constant + t * parents_step, mask=m_parent, other=float("-inf"))
+        b_A = tl.load(p_A + t * parents_step, mask=m_parent, other=0.0)
+        b_log_sum = tl.load(p_log_sum + t * groups_step, mask=m_child, other=0.0)
+        b_da = tl.load(p_da + t * groups_step, mask=m_child, other=0.0)
+        b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
+        b_G = weight_slope(b_d, b_A, b_B, b_C)
+        b_RG += b_R * b_G
+        b_r = b_R * b_a
+        b_r2 = 2 * b_r
+        b_dl = tl.where(t < n_soft, b_r2 * (b_da - b_G), 0.0)  # -2 dl
+        b_sum = ()
+        for h in tl.static_range(ENTRIES):
+            b_slope = tl.fma(b_r2, b_C[h], b_dl * b_precision[h])
+            b_sum = b_sum + (tl.fma(b_slope, b_d[h], tl.fma(b_r, b_B[h], b_dV[h])),)
+        b_dV = b_sum
+    return b_dV, b_RG

@@ -1,0 +1,143 @@
+"""The weight view: sums over images and positions.
+
+A program owns BB child types and BC parent types of one weight block, and one share of the images and positions.
+"""
+
+import triton
+import triton.language as tl
+
+from tritoncaps.kernels.triton.votes import (
+    ENTRIES,
+    load_entries,
+    pose_votes,
+    start_of_votes,
+    vote_gradient,
+    zero_entries,
+)
+
+
+@triton.jit(
+    do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "K", "T", "n_soft", "pair_splits", "image_splits"]
+)
+def weight_view_kernel(
+    p_poses,
+    p_activations,
+    p_weight,
+    p_offset,
+    p_weight_start,
+    p_pair_child,
+    p_pair_parent,
+    p_pair_slot,
+    p_mean,
+    p_precision,
+    p_constant,
+    p_log_sum,
+    p_A,
+    p_B,
+    p_C,
+    p_da,
+    p_out,
+    N,
+    L,
+    P,
+    S,
+    B,
+    C,
+    G,
+    K,
+    T,
+    n_soft,
+    pair_splits,
+    image_splits,
+    LOCAL: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """dW = sum over images and over the pairs of locations that use W of M^T dV.
+
+    dV is `vote_gradient` of the T iterations.
+
+    p_poses [N, L, 16, B], p_activations [N, L, B], p_weight [K, B, 16, C], p_offset [S, 4];
+    p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C
+    [T, N, P, 16, C]; p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B];
+    p_out [splits, K, B, 16, C].
+
+    Program (child type block, parent type block, weight block, split): a split takes every pair_splits-th pair of
+    the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, :, types].
+    """
+    DTYPE: tl.constexpr = p_out.dtype.element_ty
+    n_child_types = tl.cdiv(B, BB)
+    n_parent_types = tl.cdiv(C, BC)
+    i_program = tl.program_id(0)
+    i_rest = i_program // n_child_types // n_parent_types
+    i_k = i_rest % K
+    i_split = i_rest // K
+    o_b = (i_program % n_child_types) * BB + tl.arange(0, BB)[None, :, None]
+    o_c = ((i_program // n_child_types) % n_parent_types) * BC + tl.arange(0, BC)[None, None, :]
+    m_weight = (o_b < B) & (o_c < C)
+    o_weight = (i_k.to(tl.int64) * B + o_b) * ENTRIES * C + o_c
+    b_weight = load_entries(p_weight + o_weight, C, m_weight, DTYPE)
+    parents_step = N.to(tl.int64) * P * C
+    groups_step = N.to(tl.int64) * G * B
+    i_begin = tl.load(p_weight_start + i_k)
+    i_end = tl.load(p_weight_start + i_k + 1)
+
+    b_dW = zero_entries(BN, BB, BC, DTYPE)
+    for i_pair in range(i_begin + i_split % pair_splits, i_end, pair_splits):
+        i_l = tl.load(p_pair_child + i_pair)
+        i_p = tl.load(p_pair_parent + i_pair)
+        i_s = tl.load(p_pair_slot + i_pair)
+        b_start = start_of_votes(p_offset, i_s, zero_entries(1, 1, 1, DTYPE), DTYPE)
+        for i_n in range(i_split // pair_splits * BN, N, image_splits * BN):
+            o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
+            m_child = (o_n < N) & (o_b < B)
+            o_child = o_n * L + i_l
+            o_parent = o_n * P + i_p
+            o_entry = o_parent * ENTRIES * C + o_c
+            o_type = o_parent * C + o_c
+            o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
+            b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
+            m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
+            b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, DTYPE)
+            b_dV, _ = vote_gradient(
+                pose_votes(b_pose, b_weight, b_start),
+                b_a,
+                p_mean + o_entry,
+                p_precision + o_entry,
+                p_B + o_entry,
+                p_C + o_entry,
+                p_constant + o_type,
+                p_A + o_type,
+                p_log_sum + o_group,
+                p_da + o_group,
+                parents_step * ENTRIES,
+                parents_step,
+                groups_step,
+                (o_n < N) & (o_c < C),
+                m_child,
+                C,
+                T,
+                n_soft,
+                BN,
+                BB,
+                BC,
+                DTYPE,
+            )
+            b_dW = add_transposed_product(b_dW, b_pose, b_dV)
+
+    p_block = p_out + i_split.to(tl.int64) * K * B * ENTRIES * C + o_weight
+    for h in tl.static_range(ENTRIES):
+        tl.store(p_block + h * C, tl.sum(b_dW[h], axis=0, keep_dims=True), mask=m_weight)
+
+
+@triton.jit
+def add_transposed_product(b_sum, b_left, b_right):
+    """sum_yq + sum_x left_xy right_xq."""
+    b_new = ()
+    for h in tl.static_range(ENTRIES):
+        b_entry = b_sum[h]
+        for x in tl.static_range(4):
+            b_entry = tl.fma(b_left[4 * x + h // 4], b_right[4 * x + h % 4], b_entry)
+        b_new = b_new + (b_entry,)
+    return b_new
