@@ -9,6 +9,7 @@ A backend (`kernels.cpu`, `kernels.triton`) provides the sums over edges, under 
     parent_gradient_moments(edges, iteration)                    -> Moments with weights dl_ij
     child_gradient(edges, iterations)                            -> dL/dM_i, dL/da_i
     weight_gradient(edges, iterations)                           -> dL/dW
+    child_and_weight_gradient(edges, iterations)                 -> all three; optional, where one sweep is faster
 
 What is per parent and not per edge is done here, in plain torch. docs/backward.md derives the formulas.
 
@@ -139,7 +140,9 @@ def backward(
     grad_beta_u, grad_beta_a = torch.zeros_like(beta_u), torch.zeros_like(beta_u)
     iterations: list[Iteration] = []
     for t in reversed(range(len(history))):
-        A, B, C, gbu, gba = _fit_backward(grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options)
+        A, B, C, gbu, gba = _fit_backward(
+            grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options
+        )
         grad_beta_u += gbu
         grad_beta_a += gba
         if t == 0:
@@ -155,6 +158,9 @@ def backward(
         moments = backend.parent_gradient_moments(edges, iteration)
         grad_mean, grad_variance, grad_logit = _likelihood_backward(moments, history[t - 1])
     grad_poses = grad_activations = grad_weight = None
+    if needs_children and needs_weight and hasattr(backend, "child_and_weight_gradient"):
+        grad_poses, grad_activations, grad_weight = backend.child_and_weight_gradient(edges, iterations)
+        return grad_poses, grad_activations, grad_weight, grad_beta_u, grad_beta_a
     if needs_children:
         grad_poses, grad_activations = backend.child_gradient(edges, iterations)
     if needs_weight:

@@ -18,7 +18,12 @@ from tritoncaps.kernels.cpu.compiling import kernel
 from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_gaussian, pack_iteration
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
-from tritoncaps.kernels.cpu.votes import add_assignment_gradient, add_log_likelihood, finish_log_sum, sum_lanes
+from tritoncaps.kernels.cpu.votes import (
+    add_assignment_gradient,
+    add_log_likelihood,
+    finish_log_sum,
+    sum_lanes,
+)
 from tritoncaps.kernels.em_routing import Gaussian, Iteration
 
 CHUNKS = 16  # of groups, for each range of child types

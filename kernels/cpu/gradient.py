@@ -73,7 +73,11 @@ def child_and_weight_gradient(
         array(dW),
         array(pack_minus_mean(edges, iterations[0].gaussian)),
         array(torch.stack([pack_iteration(edges, i, iterations[0].gaussian) for i in iterations])),
-        array(torch.stack([i.log_sum if k else (-i.log_sum).exp() for i, k in zip(iterations, kinds, strict=True)])),
+        array(
+            torch.stack(
+                [i.log_sum if k else (-i.log_sum).exp() for i, k in zip(iterations, kinds, strict=True)]
+            )
+        ),
         array(torch.stack([i.log_sum if i.da is None else i.da for i in iterations])),
         np.array(kinds),
         array(torch.tensor([_VARIABLE[k] for k in kinds], dtype=dtype)),
@@ -194,12 +198,30 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                                     )  # fmt: skip
                                 for j in range(0, count - 1, 2):
                                     add_vote_gradient_2(
-                                        dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
+                                        dv,
+                                        j * vote,
+                                        d,
+                                        j * vote,
+                                        r,
+                                        j * lanes,
+                                        g,
+                                        j * lanes,
+                                        iterations,
+                                        rows,
                                     )
                                 if count % 2:
                                     j = count - 1
                                     add_vote_gradient_1(
-                                        dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
+                                        dv,
+                                        j * vote,
+                                        d,
+                                        j * vote,
+                                        r,
+                                        j * lanes,
+                                        g,
+                                        j * lanes,
+                                        iterations,
+                                        rows,
                                     )
                         if needs_children:
                             for j in range(count):
@@ -207,7 +229,9 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                         if needs_weight:
                             at = part * e.weights * e.blocks * B * vote + weight
                             for j in range(count):
-                                add_weight_gradient(dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16)
+                                add_weight_gradient(
+                                    dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16
+                                )
                 if needs_children:
                     for j in range(count):
                         sum_lanes_16(dM, (child + j) * 16, dm, j * vote)

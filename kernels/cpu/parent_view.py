@@ -71,7 +71,9 @@ def _new_rows(edges: Edges, dtype: torch.dtype, rows: int) -> Tensor:
 
 def _unpack_moments(edges: Edges, moments: Tensor, centre: Tensor) -> Moments:
     rows = unpack(edges, moments)
-    return Moments(rows[:, :, 0], rows[:, :, Moment.FIRST : Moment.SECOND], rows[:, :, Moment.SECOND :], centre)
+    return Moments(
+        rows[:, :, 0], rows[:, :, Moment.FIRST : Moment.SECOND], rows[:, :, Moment.SECOND :], centre
+    )
 
 
 def _run(function: Any, edges: Edges, *arguments: Any) -> None:
@@ -195,7 +197,16 @@ def _uniform_moments_kernel(counter, tasks, chunks, e, moments, minus_centre, sh
                             i = child + b + j
                             w = (weight + b + j) * vote
                             deviations(
-                                d, j * vote, e.poses, 16 * i, e.weight, w, e.offset, 4 * s, minus_centre, at * vote
+                                d,
+                                j * vote,
+                                e.poses,
+                                16 * i,
+                                e.weight,
+                                w,
+                                e.offset,
+                                4 * s,
+                                minus_centre,
+                                at * vote,
                             )
                             r[j * lanes : (j + 1) * lanes] = scale * e.activations[i]
                         if count == 4:

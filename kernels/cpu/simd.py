@@ -114,6 +114,10 @@ class Rows:
         zeros = ir.Constant(ir.VectorType(_INT32, self.form.lanes), [0] * self.form.lanes)
         return Vector(self.builder, self.form, self.builder.shuffle_vector(single, undefined, zeros))
 
+    def barrier(self) -> None:
+        """No load or store moves across, so that what is loaded again does not occupy a register meanwhile."""
+        self.builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
+
     def set_element(self, element: int, x: Vector) -> None:
         """Store the first lane of x."""
         lane = self.builder.extract_element(x.value, ir.Constant(_INT32, 0))

@@ -12,12 +12,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tritoncaps.kernels.cpu.layout import Moment, Row
-from tritoncaps.kernels.cpu.simd import Rows, Vector, across, add, exp, fma, maximum, microkernel, minimum, where
+from tritoncaps.kernels.cpu.simd import (
+    Rows,
+    Vector,
+    across,
+    add,
+    exp,
+    fma,
+    maximum,
+    microkernel,
+    minimum,
+    where,
+)
 
 
 def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterator[tuple[int, Vector]]:
     """Yield h and d_h = sum_k M_xk W_kq + offset_h - mean_h."""
     for x in (0, 2):
+        weight.barrier()
         d = {}
         for i in (0, 1):
             for q in range(4):
@@ -39,14 +51,15 @@ class _LogLikelihood:
 
     def __init__(self, parent: Rows) -> None:
         self.parent = parent
-        self.sums = [parent[Row.CONSTANT], parent[Row.CONSTANT] * 0.0]
+        self.sums: dict[int, Vector] = {}
 
     def add(self, h: int, d: Vector, precision: Vector | None = None) -> None:
         precision = self.parent[Row.PRECISION + h] if precision is None else precision
-        self.sums[h % 2] = fma(-(d * d), precision, self.sums[h % 2])
+        chain = h % 2
+        self.sums[chain] = fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
 
     def value(self) -> Vector:
-        return self.sums[0] + self.sums[1]
+        return self.parent[Row.CONSTANT] - (self.sums[0] + self.sums[1])
 
 
 class _AssignmentGradient:
@@ -161,19 +174,17 @@ def move_moments(total: Rows, moments: Rows) -> None:
 
 
 @microkernel
-def add_log_likelihood(
-    state: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows
-) -> None:
+def add_log_likelihood(state: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
     """state = (greatest l, sum of exp(l - greatest)): one exp for every vote."""
     log_likelihood = _LogLikelihood(parent)
     for h, x in _deviations(poses, weight, offset, parent):
         log_likelihood.add(h, x)
-    l, greatest, total = log_likelihood.value(), state[0], state[1]
-    rises = l > greatest
-    distance = where(rises, greatest - l, l - greatest)
-    e = exp(distance)
+    new, greatest, total = log_likelihood.value(), state[0], state[1]
+    state.barrier()  # without it, LLVM makes the stores below masked ones, which are slow
+    rises = new > greatest
+    e = exp(where(rises, greatest - new, new - greatest))
     state[1] = where(rises, fma(total, e, 1.0), total + e)
-    state[0] = where(rises, l, greatest)
+    state[0] = maximum(greatest, new)
 
 
 @microkernel
@@ -302,7 +313,11 @@ def _add_uniform_vote_gradient(
     weights = [share.broadcast(j) * activation.broadcast(j) for j in range(count)]
     twice = [parent[Row.OFFSET] * 2.0 for _ in range(count)]
     for h in range(16):
-        shift, linear, twice_square = parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
+        shift, linear, twice_square = (
+            parent[Row.SHIFT + h],
+            parent[Row.LINEAR + h],
+            parent[Row.TWICE_SQUARE + h],
+        )
         for j in range(count):
             x = d[16 * j + h] + shift
             gradient = fma(twice_square, x, linear)
