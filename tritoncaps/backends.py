@@ -1,8 +1,8 @@
 """Which kernels run: the choice of a backend by device, or by request.
 
-    reference   any device      einops; stores votes; the definition
-    cpu         CPU             kernels/cpu, compiled by Numba
-    triton      CUDA and ROCm   kernels/triton; on CPU tensors under TRITON_INTERPRET=1
+reference   any device      einops; stores votes; the definition
+cpu         CPU             kernels/cpu, compiled by Numba
+triton      CUDA and ROCm   kernels/triton; on CPU tensors under TRITON_INTERPRET=1
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -77,14 +77,14 @@ def _automatic(device_type: str) -> str:
     return wanted
 
 
-@lru_cache(maxsize=None)
+@cache
 def _missing(name: str) -> str:
     """Why the backend cannot be used, or an empty string."""
     package = {"cpu": "numba", "triton": "triton"}[name]
     return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _fall_back(reason: str) -> None:
     """Warns once for each reason."""
     warnings.warn(f"tritoncaps uses its slow reference backend, which stores votes: {reason}", stacklevel=4)

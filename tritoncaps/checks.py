@@ -32,7 +32,9 @@ def check_alike(**tensors: Tensor) -> None:
     (first, model), *others = tensors.items()
     for name, value in others:
         if value.device != model.device:
-            raise ValueError(f"{name} must be on the device of {first}, {model.device}, but it is on {value.device}")
+            raise ValueError(
+                f"{name} must be on the device of {first}, {model.device}, but it is on {value.device}"
+            )
         if value.dtype != model.dtype:
             raise TypeError(f"{name} must have the dtype of {first}, {model.dtype}, but it has {value.dtype}")
 

@@ -175,7 +175,9 @@ def m_step(
     )
 
 
-def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
+def e_step(
+    votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global"
+) -> Tensor:
     """Share every child among its parents: votes [N, P, S, B, C, *pose] -> assignments [N, P, S, B, C]."""
     check_map(routing_map)
     given = {"votes": votes, **dict(zip(Gaussians._fields, gaussians, strict=True))}

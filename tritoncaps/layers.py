@@ -107,7 +107,9 @@ class _RoutedCaps(nn.Module):
     def _check(self, capsules: Capsules, space: Sequence[str]) -> None:
         if not isinstance(capsules, tuple) or len(capsules) != 2:
             given = f"a {type(capsules).__name__}"
-            raise TypeError(f"capsules must be Capsules(poses, activations), but {type(self).__name__} got {given}")
+            raise TypeError(
+                f"capsules must be Capsules(poses, activations), but {type(self).__name__} got {given}"
+            )
         poses, activations = capsules
         check_tensor("poses", poses)
         check_tensor("activations", activations)
@@ -249,6 +251,10 @@ class ClassCaps(_RoutedCaps):
 def _check_like(name: str, value: Tensor, weight: Tensor) -> None:
     """On the layer's device and, unless autocast takes care of it, of its dtype."""
     if value.device != weight.device:
-        raise ValueError(f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}")
+        raise ValueError(
+            f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}"
+        )
     if value.dtype != weight.dtype and not torch.is_autocast_enabled(value.device.type):
-        raise TypeError(f"{name} must have the dtype of the layer, {weight.dtype}, but they have {value.dtype}")
+        raise TypeError(
+            f"{name} must have the dtype of the layer, {weight.dtype}, but they have {value.dtype}"
+        )

@@ -44,19 +44,38 @@ def em_routing_forward(
     options = em_routing.Options(lambdas, variance_floor, mean_data, "all")
     history, log_sums = em_routing.forward(kernels(backend), edges, _wide(beta_u), _wide(beta_a), options)
     mean, activation = history[-1].mean.to(poses.dtype), history[-1].logit.sigmoid().to(poses.dtype)
-    statistics, saved_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
+    statistics, saved_sums = _empty_saved(
+        poses, activations, beta_a, tables, len(lambdas) if save else 0, competition
+    )
     if save:
         for row, each in zip(statistics, history, strict=True):
-            torch.cat([each.mean, each.variance, each.logit[:, :, None], each.support[:, :, None]], dim=2, out=row)
+            torch.cat(
+                [each.mean, each.variance, each.logit[:, :, None], each.support[:, :, None]], dim=2, out=row
+            )
         for row, log_sum in zip(saved_sums, log_sums, strict=True):
             row.copy_(log_sum)
     return mean.contiguous(), activation, statistics, saved_sums
 
 
 @em_routing_forward.register_fake
-def _(poses, activations, weight, beta_u, beta_a, tables, lambdas, variance_floor, mean_data, competition, save, backend):  # type: ignore[no-untyped-def]
+def _(
+    poses,
+    activations,
+    weight,
+    beta_u,
+    beta_a,
+    tables,
+    lambdas,
+    variance_floor,
+    mean_data,
+    competition,
+    save,
+    backend,
+):  # type: ignore[no-untyped-def]
     images, parents, out_caps = poses.shape[0], Tables(*tables).children.shape[0], beta_a.shape[0]
-    statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
+    statistics, log_sums = _empty_saved(
+        poses, activations, beta_a, tables, len(lambdas) if save else 0, competition
+    )
     mean = poses.new_empty(images, parents, POSE, out_caps)
     return mean, poses.new_empty(images, parents, out_caps), statistics, log_sums
 
@@ -84,7 +103,10 @@ def em_routing_backward(
     """Gradients of poses, activations, weight, beta_u, beta_a, as the forward operator takes them; those that are
     not needed come back empty, of size 0."""
     edges = _edges(poses, activations, weight, tables, competition, backend)
-    history = [em_routing.Statistics(row[:, :, :POSE], row[:, :, POSE:-2], row[:, :, -2], row[:, :, -1]) for row in statistics]
+    history = [
+        em_routing.Statistics(row[:, :, :POSE], row[:, :, POSE:-2], row[:, :, -2], row[:, :, -1])
+        for row in statistics
+    ]
     uniform = em_routing.uniform_log_sum(Tables(*tables), competition, _children(activations), len(beta_u))
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
         kernels(backend),
@@ -113,7 +135,25 @@ def em_routing_backward(
 
 
 @em_routing_backward.register_fake
-def _(grad_poses, grad_activations, poses, activations, weight, beta_u, tables, statistics, log_sums, lambdas, variance_floor, mean_data, competition, gradient, needs_children, needs_weight, backend):  # type: ignore[no-untyped-def]
+def _(
+    grad_poses,
+    grad_activations,
+    poses,
+    activations,
+    weight,
+    beta_u,
+    tables,
+    statistics,
+    log_sums,
+    lambdas,
+    variance_floor,
+    mean_data,
+    competition,
+    gradient,
+    needs_children,
+    needs_weight,
+    backend,
+):  # type: ignore[no-untyped-def]
     images, in_caps, locations = activations.shape
     none = poses.new_empty(0)
     grad_children = rearrange(poses.new_empty(images, locations, 4, 4, in_caps), "n l i j b -> n b l i j")
@@ -132,9 +172,33 @@ class EMRoutingFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        poses, activations, weight, beta_u, beta_a, tables, lambdas, floor, mean_data, competition, _, backend = args
+        (
+            poses,
+            activations,
+            weight,
+            beta_u,
+            beta_a,
+            tables,
+            lambdas,
+            floor,
+            mean_data,
+            competition,
+            _,
+            backend,
+        ) = args
         return em_routing_forward(
-            poses, activations, weight, beta_u, beta_a, tables, lambdas, floor, mean_data, competition, True, backend
+            poses,
+            activations,
+            weight,
+            beta_u,
+            beta_a,
+            tables,
+            lambdas,
+            floor,
+            mean_data,
+            competition,
+            True,
+            backend,
         )
 
     @staticmethod
@@ -173,13 +237,20 @@ class EMRoutingFunction(torch.autograd.Function):
 
 
 def _edges(
-    poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str, backend: str
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    tables: Sequence[Tensor],
+    competition: str,
+    backend: str,
 ) -> Any:
     """The backend's own form of the inputs, from [N, B, L, 4, 4] and [N, B, L]."""
     poses, activations = _children(poses.flatten(3)), _children(activations)
     # a silent child is ignored, even if its pose is inf or nan
     poses = poses.masked_fill((activations == 0)[:, :, None] & ~poses.isfinite(), 0)
-    return kernels(backend).edges(poses, activations, _wide(weight).contiguous(), Tables(*tables), competition)
+    return kernels(backend).edges(
+        poses, activations, _wide(weight).contiguous(), Tables(*tables), competition
+    )
 
 
 def _children(x: Tensor) -> Tensor:
@@ -193,7 +264,12 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _empty_saved(
-    poses: Tensor, activations: Tensor, beta_a: Tensor, tables: Sequence[Tensor], iterations: int, competition: str
+    poses: Tensor,
+    activations: Tensor,
+    beta_a: Tensor,
+    tables: Sequence[Tensor],
+    iterations: int,
+    competition: str,
 ) -> tuple[Tensor, Tensor]:
     images, in_caps, locations = activations.shape
     parents, slots = Tables(*tables).children.shape

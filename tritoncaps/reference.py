@@ -37,7 +37,9 @@ def coordinate_addition(votes: Tensor, routing_map: RoutingMap) -> Tensor:
     return votes + rearrange(offset, "s i j -> s 1 1 i j")
 
 
-def initial_assignments(activations: Tensor, num_types: int, routing_map: RoutingMap, competition: str) -> Tensor:
+def initial_assignments(
+    activations: Tensor, num_types: int, routing_map: RoutingMap, competition: str
+) -> Tensor:
     """R_ij = 1 / (number of parents that compete for i): [N, P, S, B, C], zero in missing slots."""
     degree = routing_map.tables(activations.device).parents_start.diff().to(activations.dtype)  # [L]
     competitors = degree * num_types if competition == "global" else torch.full_like(degree, num_types)
@@ -76,12 +78,18 @@ def m_step(
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
     variance = einsum(share, deviation**2, "n p s b c, n p s b c h -> n p c h").clamp(min=variance_floor)
     cost_of_datum = reduce(beta_u[:, None] + 0.5 * variance.log(), "n p c h -> n p c", "sum")
-    cost = cost_of_datum * support / mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
+    cost = (
+        cost_of_datum * support / mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
+    )
     logits = inverse_temperature * (beta_a - cost)
-    return Gaussians(*(_to_capsules(x, routing_map, pose) for x in (mean, variance)), _to_capsules(logits, routing_map))
+    return Gaussians(
+        *(_to_capsules(x, routing_map, pose) for x in (mean, variance)), _to_capsules(logits, routing_map)
+    )
 
 
-def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
+def e_step(
+    votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global"
+) -> Tensor:
     """Share every child among its parents, by how well their Gaussians explain its votes.
 
     l_ij = log a_j - 1/2 sum_h [(V_ijh - mean_jh)^2 / variance_jh + log(2 pi variance_jh)]

@@ -70,7 +70,13 @@ class EMRouting:
         from tritoncaps import functional
 
         return functional.em_routing(
-            capsules.poses, capsules.activations, weight, **parameters, routing_map=routing_map, routing=self, backend=backend
+            capsules.poses,
+            capsules.activations,
+            weight,
+            **parameters,
+            routing_map=routing_map,
+            routing=self,
+            backend=backend,
         )
 
 

@@ -47,7 +47,10 @@ def is_as_exact_as_plain_torch(route: Route, problem: Problem) -> None:
     """In float32, at most twice as wrong as the reference in float32; for up to two iterations, as the third
     multiplies rounding errors of either by factors that have nothing to do with who made them."""
     problem = problem.but(routing=replace(problem.routing, iterations=min(problem.routing.iterations, 2)))
-    exact, plain = gradients(problem, reference.em_routing), gradients(problem, reference.em_routing, torch.float32)
+    exact, plain = (
+        gradients(problem, reference.em_routing),
+        gradients(problem, reference.em_routing, torch.float32),
+    )
     for name, value in gradients(problem, route, torch.float32).items():
         assert_as_good_as(name, value, plain[name], exact[name], floor=1e-5)
 
@@ -65,7 +68,9 @@ def routes_every_image_alone(route: Route, problem: Problem) -> None:
     whole = problem.solve(route, inputs)
     grads = torch.autograd.grad([x.sum() for x in whole], inputs[:2])
     for image in range(problem.images):
-        part = inputs._replace(poses=inputs.poses[image : image + 1], activations=inputs.activations[image : image + 1])
+        part = inputs._replace(
+            poses=inputs.poses[image : image + 1], activations=inputs.activations[image : image + 1]
+        )
         alone = problem.solve(route, part)
         alone_grads = torch.autograd.grad([x.sum() for x in alone], part[:2])
         for of_whole, of_part in zip((*whole, *grads), (*alone, *alone_grads), strict=True):
@@ -194,7 +199,9 @@ def computes_only_what_is_asked(route: Route, problem: Problem) -> None:
         inputs[index].requires_grad_()
         capsules = problem.solve(route, inputs)
         generator = torch.Generator().manual_seed(problem.seed + 1)
-        total = sum((x * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in capsules)
+        total = sum(
+            (x * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in capsules
+        )
         (alone,) = torch.autograd.grad(total, [inputs[index]])
         assert_close(f"gradient of {name} alone", alone, everything[f"gradient of {name}"])
 
@@ -203,7 +210,11 @@ def passes_gradcheck(route: Route, problem: Problem) -> None:
     problem = problem.but(images=1, routing=replace(problem.routing, gradient="all"))
     inputs = problem.inputs(requires_grad=True)
     torch.autograd.gradcheck(
-        lambda *given: tuple(problem.solve(route, Inputs(*given))), tuple(inputs), fast_mode=True, atol=1e-4, rtol=1e-3
+        lambda *given: tuple(problem.solve(route, Inputs(*given))),
+        tuple(inputs),
+        fast_mode=True,
+        atol=1e-4,
+        rtol=1e-3,
     )
 
 
@@ -251,7 +262,9 @@ def _assert_same(actual: Capsules, expected: Capsules) -> None:
 
 def _with_offset(routing_map: RoutingMap, offset: list[float] | None) -> RoutingMap:
     """The same map with ``offset`` added to that of every slot, or without any offset."""
-    column = torch.zeros_like(routing_map.offset) if offset is None else routing_map.offset + torch.tensor(offset)
+    column = (
+        torch.zeros_like(routing_map.offset) if offset is None else routing_map.offset + torch.tensor(offset)
+    )
     return RoutingMap(
         routing_map.children,
         routing_map.weight_of,

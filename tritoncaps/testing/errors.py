@@ -13,7 +13,9 @@ def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float =
     assert error <= allowed, f"{report}; allowed {allowed:.3g}"
 
 
-def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None) -> None:
+def assert_as_good_as(
+    name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None
+) -> None:
     """``actual`` is at most twice as wrong as ``plain``, plain torch at the same dtype; ``exact`` is in float64.
 
     ``floor`` is what rounding alone may cost, relative to the largest value; by default 32 units in the last place.
@@ -22,11 +24,15 @@ def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, f
     error, report = _error(name, actual, exact)
     plain_error, _ = _error(name, plain, exact)
     allowed = 2 * plain_error + floor * max(1.0, _largest(exact))
-    assert error <= allowed, f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
+    assert error <= allowed, (
+        f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
+    )
 
 
 def _error(name: str, actual: Tensor, expected: Tensor) -> tuple[float, str]:
-    assert actual.shape == expected.shape, f"{name} has shape {list(actual.shape)}, not {list(expected.shape)}"
+    assert actual.shape == expected.shape, (
+        f"{name} has shape {list(actual.shape)}, not {list(expected.shape)}"
+    )
     if actual.numel() == 0:
         return 0.0, f"{name} is empty"
     difference = (actual.detach().double() - expected.detach().double()).abs()
@@ -35,7 +41,10 @@ def _error(name: str, actual: Tensor, expected: Tensor) -> tuple[float, str]:
     place = [int(i) for i in torch.unravel_index(torch.tensor(worst), difference.shape)]
     error, rms = difference.flatten()[worst].item(), difference.square().mean().sqrt().item()
     given, wanted = actual.flatten()[worst].item(), expected.flatten()[worst].item()
-    return error, f"{name} is off by {error:.3g} (RMS {rms:.3g}), worst at {place}: {given:.9g}, not {wanted:.9g}"
+    return (
+        error,
+        f"{name} is off by {error:.3g} (RMS {rms:.3g}), worst at {place}: {given:.9g}, not {wanted:.9g}",
+    )
 
 
 def _largest(x: Tensor) -> float:

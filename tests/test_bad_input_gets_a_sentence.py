@@ -1,0 +1,127 @@
+"""Wrong input is refused by the layer that was called, in a sentence that says what was given and what was expected."""
+
+import pytest
+import torch
+
+from tritoncaps import (
+    Capsules,
+    ClassCaps,
+    ConvCaps2d,
+    DynamicRouting,
+    EMRouting,
+    PrimaryCaps,
+    RoutingMap,
+    functional,
+    use_backend,
+)
+from tritoncaps.models import MatrixCapsNet
+
+
+def capsules(types=3, space=(5, 5), **kwargs):
+    return Capsules(torch.randn(2, types, *space, 4, 4, **kwargs), torch.rand(2, types, *space, **kwargs))
+
+
+LAYER = ConvCaps2d(3, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: LAYER(capsules(types=2)),
+            "poses must have 3 capsule types, the in_caps of this ConvCaps2d, but they have 2",
+        ),
+        (
+            lambda: LAYER(capsules(space=(5,))),
+            r"poses must have shape \[N, 3, H, W, 4, 4\], but it has \[2, 3, 5, 4, 4\]",
+        ),
+        (
+            lambda: LAYER(capsules().poses),
+            "capsules must be Capsules.poses, activations., but ConvCaps2d got a Tensor",
+        ),
+        (
+            lambda: LAYER(capsules(dtype=torch.float64)),
+            "poses must have the dtype of the layer, torch.float32",
+        ),
+        (
+            lambda: LAYER(capsules(device="meta")),
+            "poses must be on the device of the layer, cpu, but they are on meta",
+        ),
+        (lambda: LAYER(capsules(space=(2, 5))), "kernel is larger than the input along axis 0"),
+        (
+            lambda: LAYER(Capsules(capsules().poses, torch.rand(2, 3, 5, 4))),
+            r"activations must have shape \[2, 3, 5, 5\]",
+        ),
+        (
+            lambda: LAYER(Capsules(capsules().poses.long(), capsules().activations)),
+            "poses must have a floating-point dtype",
+        ),
+        (
+            lambda: LAYER(Capsules(torch.randn(2, 3, 5, 5, 4, 3), torch.rand(2, 3, 5, 5))),
+            "poses must have shape",
+        ),
+        (lambda: LAYER(Capsules([1.0], torch.rand(2, 3, 5, 5))), "poses must be a tensor, but it is a list"),
+        (lambda: ClassCaps(3, 4)(capsules(types=2)), "the in_caps of this ClassCaps"),
+        (lambda: ClassCaps(3, 4)(None), "ClassCaps got a NoneType"),
+        (lambda: ClassCaps(3, 0), "num_classes must be a whole number of at least 1, but it is 0"),
+        (lambda: ConvCaps2d(3, 2.5, 3), "out_caps must be a whole number of at least 1, but it is 2.5"),
+        (
+            lambda: ConvCaps2d(3, 4, (3, 3, 3)),
+            "kernel_size must be a number or one number for each of 2 axes",
+        ),
+        (lambda: ConvCaps2d(3, 4, 3, padding=-1), "padding must be at least 0"),
+        (
+            lambda: ConvCaps2d(3, 4, 3, backend="cuda"),
+            "backend must be one of 'reference', 'cpu', 'triton' or None",
+        ),
+        (lambda: ConvCaps2d(3, 4, 3, routing=DynamicRouting()), "routing must be an instance of EMRouting"),
+        (lambda: PrimaryCaps(3, 4)(torch.randn(2, 5, 8, 8)), r"features must have shape \[N, 3, H, W\]"),
+        (lambda: PrimaryCaps(3, 4)(capsules()), "features must be a tensor, but it is a Capsules"),
+        (lambda: EMRouting(iterations=0), "iterations must be a whole number of at least 1, but it is 0"),
+        (
+            lambda: EMRouting(competition="none"),
+            "competition must be one of 'global', 'local', but it is 'none'",
+        ),
+        (lambda: EMRouting(variance_floor=0.0), "variance_floor must be a number above 0"),
+        (lambda: EMRouting(final_lambda=-1.0), "final_lambda must be a number above 0"),
+        (lambda: EMRouting(gradient="some"), "gradient must be one of 'all', 'last'"),
+        (
+            lambda: MatrixCapsNet(2, 5)(torch.randn(1, 2, 10, 32)),
+            "images must be at least 15x15, but they are 10x32",
+        ),
+        (lambda: MatrixCapsNet(2, 5)(torch.randn(1, 3, 32, 32)), r"images must have shape \[N, 2, H, W\]"),
+        (lambda: MatrixCapsNet(2, 5, channels=(1, 2)), "channels must be four numbers"),
+        (lambda: functional.squash(torch.ones(3), dim=2), "dim must name an axis"),
+        (
+            lambda: functional.pose_votes(torch.ones(2, 3, 4, 4), torch.ones(1, 3, 4, 4, 4), "map"),
+            "routing_map must be a RoutingMap",
+        ),
+        (
+            lambda: functional.pose_votes(
+                torch.ones(2, 3, 4, 4), torch.ones(1, 2, 4, 4, 4), RoutingMap.full(())
+            ),
+            r"weight must have shape \[1, 3, C, 4, 4\], but it has \[1, 2, 4, 4, 4\]",
+        ),
+        (
+            lambda: functional.dynamic_routing(
+                torch.ones(2, 3, 8), torch.ones(1, 3, 4, 7, 5), RoutingMap.full(())
+            ),
+            r"weight must have shape \[1, 3, C, 8, E\]",
+        ),
+    ],
+)
+def test_sentence(call, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend must be one of"), use_backend("fast"):
+        pass
+
+
+def test_triton_says_what_it_needs(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(RuntimeError, match="backend 'triton' needs a GPU, or TRITON_INTERPRET=1"):
+        ConvCaps2d(3, 4, 3, backend="triton")(capsules())

@@ -1,0 +1,99 @@
+"""Parameter counts, shapes and a sensible start."""
+
+import pytest
+import torch
+
+from tritoncaps import SpreadLoss
+from tritoncaps.demo import make_shapes
+from tritoncaps.models import MatrixCapsNet, baselines
+
+
+def parameters(model):
+    return sum(p.numel() for name, p in model.named_parameters() if "beta" not in name)
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (lambda: MatrixCapsNet.small(2, 5), 68_680),
+        (lambda: MatrixCapsNet(2, 5), 317_056),
+        (lambda: baselines.MNISTBaseline(), 35_445_522),
+        (lambda: baselines.MultiMNISTBaseline(), 24_563_978),
+        (lambda: baselines.SmallNORBBaseline(), 4_253_349),
+    ],
+)
+def test_parameter_counts(build, count):
+    assert parameters(build()) == count
+
+
+def test_betas_are_one_for_each_type():
+    betas = {name: p.numel() for name, p in MatrixCapsNet.small(2, 5).named_parameters() if "beta" in name}
+    assert sum(betas.values()) == 2 * (16 + 16 + 5)
+
+
+@pytest.mark.parametrize(
+    ("model", "channels", "size", "classes"),
+    [
+        (baselines.MNISTBaseline, 1, 28, 10),
+        (baselines.MultiMNISTBaseline, 1, 36, 10),
+        (baselines.SmallNORBBaseline, 2, 32, 5),
+    ],
+)
+def test_baselines_classify(model, channels, size, classes):
+    with torch.no_grad():
+        assert model()(torch.randn(2, channels, size, size)).shape == (2, classes)
+    with pytest.raises(ValueError, match=r"images must have shape \[N, "):
+        model()(torch.randn(2, channels, size + 1, size))
+
+
+def test_positions_are_those_of_the_paper():
+    model = MatrixCapsNet.small(2, 5)
+    shapes = {}
+    for name in ("primary", "conv_caps1", "conv_caps2", "class_caps"):
+        layer = getattr(model, name)
+        layer.register_forward_hook(
+            lambda _, __, out, name=name: shapes.update({name: out.activations.shape[1:]})
+        )
+    model(torch.randn(1, 2, 32, 32))
+    assert shapes == {
+        "primary": (8, 14, 14),
+        "conv_caps1": (16, 6, 6),
+        "conv_caps2": (16, 4, 4),
+        "class_caps": (5,),
+    }
+
+
+@pytest.mark.parametrize("build", [MatrixCapsNet.small, MatrixCapsNet])
+def test_about_half_of_the_capsules_are_active_at_the_start(build):
+    images, _ = make_shapes(8, seed=0)
+    images = (images - images.mean()) / images.std()
+    shares: dict[str, list[float]] = {}
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = build(1, 5)
+        for name in ("primary", "conv_caps1", "conv_caps2", "class_caps"):
+            share = shares.setdefault(name, [])
+            layer = getattr(model, name)
+            layer.register_forward_hook(
+                lambda _, __, out, s=share: s.append((out.activations > 0.5).float().mean().item())
+            )
+        with torch.no_grad():
+            model(images)
+    for name, share in shares.items():
+        assert 0.2 < sum(share) / 3 < 0.8, f"{name}: {share}"
+
+
+def test_a_model_learns_a_fixed_batch():
+    torch.manual_seed(0)
+    model = MatrixCapsNet(1, 5, channels=(16, 4, 4, 4))
+    images, labels = make_shapes(20, seed=0)
+    loss = SpreadLoss(0.5)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(60):
+        optimiser.zero_grad()
+        value = loss(model(images), labels)
+        value.backward()
+        optimiser.step()
+        losses.append(value.item())
+    assert losses[-1] < 0.2 * losses[0], losses[::10]
