@@ -19,10 +19,15 @@ from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_gaussian, pack
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
-    add_assignment_gradient,
-    add_log_likelihood,
-    finish_log_sum,
-    sum_lanes,
+    add_assignment_gradient_1,
+    add_assignment_gradient_4,
+    add_exponentials_1,
+    add_exponentials_4,
+    clear_1,
+    join_exponentials,
+    likelihood,
+    likelihood_and_gradient,
+    sum_lanes_1,
 )
 from tritoncaps.kernels.em_routing import Gaussian, Iteration
 
@@ -66,36 +71,40 @@ def _run(function: Any, edges: Edges, *arguments: Any) -> None:
 
 @kernel
 def _log_sum_kernel(counter, tasks, chunks, e, greatest, total, gaussian):  # type: ignore[no-untyped-def]
-    """greatest and total [N, G, B], log_sum = greatest + log(total), from gaussian [N, P, blocks, 33, lanes]."""
+    """log_sum = greatest + log(total), both [N, G, B], from gaussian [N, P, blocks, 33, lanes]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
-    state = np.empty(TYPES * 2 * lanes, e.poses.dtype)
+    l = np.empty(TYPES * lanes, e.poses.dtype)  # noqa: E741
+    highest = np.empty(TYPES * lanes, e.poses.dtype)
+    sums = np.empty(TYPES * lanes, e.poses.dtype)
     lowest = np.finfo(e.poses.dtype).min
     groups = e.images * e.groups
     task = next_task(counter)
     while task < tasks:
         first, chunk = task // chunks * TYPES, task % chunks
-        last = min(first + TYPES, B)
+        count = min(TYPES, B - first)
         for group in range(groups * chunk // chunks, groups * (chunk + 1) // chunks):
             n, g = group // e.groups, group % e.groups
-            for b in range(first, last):
-                for lane in range(lanes):
-                    state[(b - first) * 2 * lanes + lane] = lowest
-                    state[((b - first) * 2 + 1) * lanes + lane] = 0
+            highest[:] = lowest
+            sums[:] = 0
             for index in range(e.group_start[g], e.group_start[g + 1]):
                 edge = e.group_edge[index]
                 p, s = edge // S, edge % S
-                child = (n * e.children_count + e.children[edge]) * B
+                child = (n * e.children_count + e.children[edge]) * B + first
                 for block in range(e.blocks):
                     parent = ((n * e.parents_count + p) * e.blocks + block) * GAUSSIAN * lanes
-                    weight = (e.weight_of[s] * e.blocks + block) * B
-                    for b in range(first, last):
-                        add_log_likelihood(
-                            state, (b - first) * 2 * lanes, e.poses, (child + b) * 16, e.weight, (weight + b) * vote,
+                    weight = ((e.weight_of[s] * e.blocks + block) * B + first) * vote
+                    for j in range(count):
+                        likelihood(
+                            l, j * lanes, e.poses, (child + j) * 16, e.weight, weight + j * vote,
                             e.offset, s * 4, gaussian, parent,
                         )  # fmt: skip
-            for b in range(first, last):
-                i = group * B + b
-                finish_log_sum(greatest, i, total, i, state, (b - first) * 2 * lanes)
+                    for j in range(0, count - 3, 4):
+                        add_exponentials_4(highest, j * lanes, sums, j * lanes, l, j * lanes)
+                    for j in range(count - count % 4, count):
+                        add_exponentials_1(highest, j * lanes, sums, j * lanes, l, j * lanes)
+            for j in range(count):
+                i = group * B + first + j
+                join_exponentials(greatest, i, total, i, highest, j * lanes, sums, j * lanes)
         task = next_task(counter)
 
 
@@ -103,28 +112,35 @@ def _log_sum_kernel(counter, tasks, chunks, e, greatest, total, gaussian):  # ty
 def _assignment_gradient_kernel(counter, tasks, chunks, e, da, iteration, log_sum):  # type: ignore[no-untyped-def]
     """da [N, G, B] from iteration [N, P, blocks, 66, lanes] and log_sum [N, G, B]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
-    state = np.empty(TYPES * lanes, e.poses.dtype)
+    l = np.empty(TYPES * lanes, e.poses.dtype)  # noqa: E741
+    G = np.empty(TYPES * lanes, e.poses.dtype)
+    sums = np.empty(TYPES * lanes, e.poses.dtype)
     groups = e.images * e.groups
     task = next_task(counter)
     while task < tasks:
         first, chunk = task // chunks * TYPES, task % chunks
-        last = min(first + TYPES, B)
+        count = min(TYPES, B - first)
         for group in range(groups * chunk // chunks, groups * (chunk + 1) // chunks):
             n, g = group // e.groups, group % e.groups
-            for i in range((last - first) * lanes):
-                state[i] = 0
+            i = group * B + first
+            for j in range(count):
+                clear_1(sums, j * lanes)
             for index in range(e.group_start[g], e.group_start[g + 1]):
                 edge = e.group_edge[index]
                 p, s = edge // S, edge % S
-                child = (n * e.children_count + e.children[edge]) * B
+                child = (n * e.children_count + e.children[edge]) * B + first
                 for block in range(e.blocks):
                     parent = ((n * e.parents_count + p) * e.blocks + block) * ITERATION * lanes
-                    weight = (e.weight_of[s] * e.blocks + block) * B
-                    for b in range(first, last):
-                        add_assignment_gradient(
-                            state, (b - first) * lanes, e.poses, (child + b) * 16, e.weight, (weight + b) * vote,
-                            e.offset, s * 4, iteration, parent, log_sum, group * B + b,
+                    weight = ((e.weight_of[s] * e.blocks + block) * B + first) * vote
+                    for j in range(count):
+                        likelihood_and_gradient(
+                            l, j * lanes, G, j * lanes, e.poses, (child + j) * 16, e.weight, weight + j * vote,
+                            e.offset, s * 4, iteration, parent,
                         )  # fmt: skip
-            for b in range(first, last):
-                sum_lanes(da, group * B + b, state, (b - first) * lanes)
+                    for j in range(0, count - 3, 4):
+                        add_assignment_gradient_4(sums, j * lanes, l, j * lanes, G, j * lanes, log_sum, i + j)
+                    for j in range(count - count % 4, count):
+                        add_assignment_gradient_1(sums, j * lanes, l, j * lanes, G, j * lanes, log_sum, i + j)
+            for j in range(count):
+                sum_lanes_1(da, i + j, sums, j * lanes)
         task = next_task(counter)

@@ -24,16 +24,19 @@ from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
     add_pose_gradient,
-    add_uniform_vote_gradient_1,
-    add_uniform_vote_gradient_2,
     add_vote_gradient_1,
     add_vote_gradient_2,
     add_weight_gradient,
     assign_1,
-    assign_2,
-    clear_rows_16,
+    assign_4,
+    clear_1,
+    clear_16,
     deviations,
-    sum_lanes,
+    set_uniform_vote_gradient_1,
+    set_uniform_vote_gradient_2,
+    shifted_likelihood_and_gradient_1,
+    shifted_likelihood_and_gradient_2,
+    sum_lanes_1,
     sum_lanes_16,
 )
 from tritoncaps.kernels.em_routing import Iteration
@@ -144,6 +147,8 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     d = np.empty(TYPES * vote, e.poses.dtype)
     dv = np.empty(TYPES * vote, e.poses.dtype)
     dm = np.empty(TYPES * vote, e.poses.dtype)
+    l = np.empty(TYPES * lanes, e.poses.dtype)  # noqa: E741
+    G = np.empty(TYPES * lanes, e.poses.dtype)
     r = np.empty(TYPES * lanes, e.poses.dtype)
     g = np.empty(TYPES * lanes, e.poses.dtype)
     sum_da = np.empty(TYPES * lanes, e.poses.dtype)
@@ -151,12 +156,13 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     while task < tasks:
         first, part = task // parts * TYPES, task % parts
         count = min(TYPES, B - first)
+        pairs = count - count % 2
         for n in range(e.images * part // parts, e.images * (part + 1) // parts):
             for c in range(e.children_count):
                 child = (n * e.children_count + c) * B + first
                 for j in range(count):
-                    clear_rows_16(dm, j * vote)
-                sum_da[:] = 0
+                    clear_16(dm, j * vote)
+                    clear_1(sum_da, j * lanes)
                 for index in range(e.child_start[c], e.child_start[c + 1]):
                     edge = e.child_edge[index]
                     p, s = edge // S, edge % S
@@ -164,76 +170,64 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                         parent = (n * P + p) * e.blocks + block
                         weight = ((e.weight_of[s] * e.blocks + block) * B + first) * vote
                         for j in range(count):
-                            clear_rows_16(dv, j * vote)
                             deviations(
                                 d, j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote,
                                 e.offset, 4 * s, minus_mean, parent * vote,
                             )  # fmt: skip
-                        for t in range(len(kinds)):
+                            if kinds[-1] != UNIFORM:
+                                clear_16(dv, j * vote)
+                        for t in range(len(kinds) - 1, -1, -1):
                             rows = (t * e.images * P * e.blocks + parent) * ITERATION * lanes
                             group = ((t * e.images + n) * e.groups + e.group_of[edge]) * B + first
                             if kinds[t] == UNIFORM:
-                                for j in range(0, count - 1, 2):
-                                    add_uniform_vote_gradient_2(
+                                for j in range(0, pairs, 2):
+                                    set_uniform_vote_gradient_2(
                                         dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
                                         log_sum, group + j, e.activations, child + j,
                                     )  # fmt: skip
-                                if count % 2:
-                                    j = count - 1
-                                    add_uniform_vote_gradient_1(
+                                for j in range(pairs, count):
+                                    set_uniform_vote_gradient_1(
                                         dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
                                         log_sum, group + j, e.activations, child + j,
                                     )  # fmt: skip
+                                continue
+                            for j in range(0, pairs, 2):
+                                shifted_likelihood_and_gradient_2(
+                                    l, j * lanes, G, j * lanes, d, j * vote, iterations, rows
+                                )
+                            for j in range(pairs, count):
+                                shifted_likelihood_and_gradient_1(
+                                    l, j * lanes, G, j * lanes, d, j * vote, iterations, rows
+                                )
+                            if count == 4:
+                                assign_4(
+                                    r, 0, g, 0, sum_da, 0, l, 0, G, 0,
+                                    log_sum, group, slope, group, e.activations, child, variable, 2 * t,
+                                )  # fmt: skip
                             else:
-                                for j in range(0, count - 1, 2):
-                                    assign_2(
-                                        r, j * lanes, g, j * lanes, sum_da, j * lanes, d, j * vote, iterations, rows,
-                                        log_sum, group + j, slope, group + j, e.activations, child + j, variable, 2 * t,
-                                    )  # fmt: skip
-                                if count % 2:
-                                    j = count - 1
+                                for j in range(count):
+                                    row = j * lanes
                                     assign_1(
-                                        r, j * lanes, g, j * lanes, sum_da, j * lanes, d, j * vote, iterations, rows,
-                                        log_sum, group + j, slope, group + j, e.activations, child + j, variable, 2 * t,
+                                        r, row, g, row, sum_da, row, l, row, G, row, log_sum, group + j,
+                                        slope, group + j, e.activations, child + j, variable, 2 * t,
                                     )  # fmt: skip
-                                for j in range(0, count - 1, 2):
-                                    add_vote_gradient_2(
-                                        dv,
-                                        j * vote,
-                                        d,
-                                        j * vote,
-                                        r,
-                                        j * lanes,
-                                        g,
-                                        j * lanes,
-                                        iterations,
-                                        rows,
-                                    )
-                                if count % 2:
-                                    j = count - 1
-                                    add_vote_gradient_1(
-                                        dv,
-                                        j * vote,
-                                        d,
-                                        j * vote,
-                                        r,
-                                        j * lanes,
-                                        g,
-                                        j * lanes,
-                                        iterations,
-                                        rows,
-                                    )
+                            for j in range(0, pairs, 2):
+                                add_vote_gradient_2(
+                                    dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
+                                )
+                            for j in range(pairs, count):
+                                add_vote_gradient_1(
+                                    dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
+                                )
                         if needs_children:
                             for j in range(count):
                                 add_pose_gradient(dm, j * vote, dv, j * vote, e.weight, weight + j * vote)
                         if needs_weight:
                             at = part * e.weights * e.blocks * B * vote + weight
                             for j in range(count):
-                                add_weight_gradient(
-                                    dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16
-                                )
+                                add_weight_gradient(dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16)
                 if needs_children:
                     for j in range(count):
                         sum_lanes_16(dM, (child + j) * 16, dm, j * vote)
-                        sum_lanes(da, child + j, sum_da, j * lanes)
+                        sum_lanes_1(da, child + j, sum_da, j * lanes)
         task = next_task(counter)

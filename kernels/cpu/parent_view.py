@@ -24,9 +24,15 @@ from tritoncaps.kernels.cpu.votes import (
     add_moments_4,
     clear_moments,
     deviations,
-    gradient_weighted_vote,
+    gradient_weights_1,
+    gradient_weights_4,
+    likelihood_and_deviations,
+    likelihood_gradient_and_deviations,
     move_moments,
-    weighted_vote,
+    uniform_weights_1,
+    uniform_weights_4,
+    weights_1,
+    weights_4,
 )
 from tritoncaps.kernels.em_routing import Gaussian, Iteration, Moments
 
@@ -86,6 +92,7 @@ def _moments_kernel(counter, tasks, chunks, e, moments, gaussian, log_sum):  # t
     """moments [N, P, blocks, 33, lanes] from gaussian [N, P, blocks, 33, lanes] and log_sum [N, G, B]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     d = np.empty(4 * vote, e.poses.dtype)
+    likelihood = np.empty(4 * lanes, e.poses.dtype)
     r = np.empty(4 * lanes, e.poses.dtype)
     partial = np.empty(MOMENTS * lanes, e.poses.dtype)
     parents = e.images * e.parents_count
@@ -106,17 +113,18 @@ def _moments_kernel(counter, tasks, chunks, e, moments, gaussian, log_sum):  # t
                     for b in range(0, B, 4):
                         count = min(4, B - b)
                         for j in range(count):
-                            i = child + b + j
-                            w = (weight + b + j) * vote
-                            weighted_vote(
-                                r, j * lanes, d, j * vote, e.poses, 16 * i, e.weight, w, e.offset, 4 * s,
-                                gaussian, at * GAUSSIAN * lanes, log_sum, group + b + j, e.activations, i,
+                            likelihood_and_deviations(
+                                likelihood, j * lanes, d, j * vote, e.poses, 16 * (child + b + j),
+                                e.weight, (weight + b + j) * vote, e.offset, 4 * s, gaussian, at * GAUSSIAN * lanes,
                             )  # fmt: skip
                         if count == 4:
+                            weights_4(r, 0, likelihood, 0, log_sum, group + b, e.activations, child + b)
                             add_moments_4(partial, 0, d, 0, r, 0)
                         else:
                             for j in range(count):
-                                add_moments_1(partial, 0, d, j * vote, r, j * lanes)
+                                row, i = j * lanes, b + j
+                                weights_1(r, row, likelihood, row, log_sum, group + i, e.activations, child + i)
+                                add_moments_1(partial, 0, d, j * vote, r, row)
                 if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == S - 1:
                     move_moments(moments, at * MOMENTS * lanes, partial, 0)
         task = next_task(counter)
@@ -127,6 +135,8 @@ def _gradient_moments_kernel(counter, tasks, chunks, e, moments, iteration, log_
     """moments [N, P, blocks, 33, lanes] from iteration [N, P, blocks, 66, lanes], log_sum and da [N, G, B]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     d = np.empty(4 * vote, e.poses.dtype)
+    likelihood = np.empty(4 * lanes, e.poses.dtype)
+    G = np.empty(4 * lanes, e.poses.dtype)
     dl = np.empty(4 * lanes, e.poses.dtype)
     partial = np.empty(MOMENTS * lanes, e.poses.dtype)
     parents = e.images * e.parents_count
@@ -147,17 +157,23 @@ def _gradient_moments_kernel(counter, tasks, chunks, e, moments, iteration, log_
                     for b in range(0, B, 4):
                         count = min(4, B - b)
                         for j in range(count):
-                            i, g = child + b + j, group + b + j
-                            w = (weight + b + j) * vote
-                            gradient_weighted_vote(
-                                dl, j * lanes, d, j * vote, e.poses, 16 * i, e.weight, w, e.offset, 4 * s,
-                                iteration, at * ITERATION * lanes, log_sum, g, e.activations, i, da, g,
+                            likelihood_gradient_and_deviations(
+                                likelihood, j * lanes, G, j * lanes, d, j * vote, e.poses, 16 * (child + b + j),
+                                e.weight, (weight + b + j) * vote, e.offset, 4 * s, iteration, at * ITERATION * lanes,
                             )  # fmt: skip
                         if count == 4:
+                            gradient_weights_4(
+                                dl, 0, likelihood, 0, G, 0, log_sum, group + b, e.activations, child + b, da, group + b
+                            )
                             add_moments_4(partial, 0, d, 0, dl, 0)
                         else:
                             for j in range(count):
-                                add_moments_1(partial, 0, d, j * vote, dl, j * lanes)
+                                row, i = j * lanes, b + j
+                                gradient_weights_1(
+                                    dl, row, likelihood, row, G, row,
+                                    log_sum, group + i, e.activations, child + i, da, group + i,
+                                )  # fmt: skip
+                                add_moments_1(partial, 0, d, j * vote, dl, row)
                 if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == S - 1:
                     move_moments(moments, at * MOMENTS * lanes, partial, 0)
         task = next_task(counter)
@@ -190,30 +206,21 @@ def _uniform_moments_kernel(counter, tasks, chunks, e, moments, minus_centre, sh
                 if c >= 0:
                     child = (n * e.children_count + c) * B
                     weight = (e.weight_of[s] * e.blocks + block) * B
-                    scale = share[e.group_of[p * S + s]]
+                    group = e.group_of[p * S + s]
                     for b in range(0, B, 4):
                         count = min(4, B - b)
                         for j in range(count):
-                            i = child + b + j
-                            w = (weight + b + j) * vote
                             deviations(
-                                d,
-                                j * vote,
-                                e.poses,
-                                16 * i,
-                                e.weight,
-                                w,
-                                e.offset,
-                                4 * s,
-                                minus_centre,
-                                at * vote,
-                            )
-                            r[j * lanes : (j + 1) * lanes] = scale * e.activations[i]
+                                d, j * vote, e.poses, 16 * (child + b + j), e.weight, (weight + b + j) * vote,
+                                e.offset, 4 * s, minus_centre, at * vote,
+                            )  # fmt: skip
                         if count == 4:
+                            uniform_weights_4(r, 0, share, group, e.activations, child + b)
                             add_moments_4(partial, 0, d, 0, r, 0)
                         else:
                             for j in range(count):
-                                add_moments_1(partial, 0, d, j * vote, r, j * lanes)
+                                uniform_weights_1(r, 0, share, group, e.activations, child + b + j)
+                                add_moments_1(partial, 0, d, j * vote, r, 0)
                 if step < 0:
                     if partial[0] > 0:
                         for i in range(vote):

@@ -169,27 +169,34 @@ _EXP = {
 }
 
 
-def exp(x: Vector) -> Vector:
+def exp(xs: list[Vector]) -> list[Vector]:
     """exp(x) for x <= 0, to 1 or 2 units in the last place, with gradual underflow.
 
     exp(x) = 2^n exp(r), r = x - n ln 2, |r| <= ln(2) / 2. The power of two is added to the exponent bits, times
-    a constant 2^extra that keeps the sum a normal number and is divided out last.
+    a constant 2^extra that keeps the sum a normal number and is divided out last. One exp is a long chain of
+    operations that wait for each other; those of several vectors are interleaved.
     """
-    (high, low), degree, magic, mantissa, extra, least = _EXP[x.form.bits]
-    x = maximum(x, least)
-    shifted = fma(x, 1 / math.log(2), magic + extra)  # its lowest bits are the integer n + extra
-    n = shifted - (magic + extra)
-    r = fma(n, -low, fma(n, -high, x))
-    y = r.like(1 / math.factorial(degree))
+    form, builder = xs[0].form, xs[0].builder
+    (high, low), degree, magic, mantissa, extra, least = _EXP[form.bits]
+    xs = [maximum(x, least) for x in xs]
+    shifted = [fma(x, 1 / math.log(2), magic + extra) for x in xs]  # lowest bits: the integer n + extra
+    ns = [x - (magic + extra) for x in shifted]
+    rs = [fma(n, -high, x) for n, x in zip(ns, xs, strict=True)]
+    rs = [fma(n, -low, r) for n, r in zip(ns, rs, strict=True)]
+    ys = [r.like(1 / math.factorial(degree)) for r in rs]
     for k in reversed(range(degree)):
-        y = fma(y, r, 1 / math.factorial(k))
-    shift = ir.Constant(x.form.integers, [mantissa] * x.form.lanes)
-    power = x.builder.shl(shifted.bits(), shift)
-    return y.from_bits(x.builder.add(y.bits(), power)) * 2.0**-extra
+        ys = [fma(y, r, 1 / math.factorial(k)) for y, r in zip(ys, rs, strict=True)]
+    shift = ir.Constant(form.integers, [mantissa] * form.lanes)
+    powers = [builder.shl(x.bits(), shift) for x in shifted]
+    ys = [y.from_bits(builder.add(y.bits(), power)) for y, power in zip(ys, powers, strict=True)]
+    return [y * 2.0**-extra for y in ys]
 
 
-def microkernel(emit: Callable[..., None]) -> Any:
-    """Make a function of `Rows` callable from Numba, with an array and a position for each of its arguments."""
+def microkernel(emit: Callable[..., None], *leading: int) -> Any:
+    """Make a function of `Rows` callable from Numba, with an array and a position for each of its `Rows`.
+
+    ``leading`` are the function's first arguments, which are numbers.
+    """
 
     def function(typing_context: Any, *args: Any) -> Any:
         signature = types.void(*map(types.unliteral, args))
@@ -202,15 +209,16 @@ def microkernel(emit: Callable[..., None]) -> Any:
             ):
                 data = context.make_array(array_type)(context, builder, value=array).data
                 rows.append(Rows(builder, form, builder.gep(data, [position])))
-            emit(*rows)
+            emit(*leading, *rows)
             return context.get_dummy_value()
 
         return signature, code
 
     function.__name__, function.__doc__ = emit.__name__, emit.__doc__
-    names = [n for name in inspect.signature(emit).parameters for n in (name, f"{name}_position")]
+    arrays = list(inspect.signature(emit).parameters)[len(leading) :]
+    names = ["typing_context", *(name for array in arrays for name in (array, f"{array}_position"))]
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ["typing_context", *names]]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     )
     return intrinsic(function)
 

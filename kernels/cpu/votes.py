@@ -1,10 +1,12 @@
-"""Micro-kernels: what is computed for one vote vector, that is one child and a block of parent types.
+"""Micro-kernels: what is computed for one vote vector, that is for one child and a block of parent types.
 
 A pose entry h = 4 x + q stands in row x and column q of the 4x4 matrix. Register pressure decides the order of
-the loops: two rows of the vote at a time need eight accumulators, and every loaded weight is used twice.
+the loops: two rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
 
-Rows: `poses` are the child's 16 numbers (broadcast); `weight` and `deviations` have 16 rows, one per entry;
-`parent` is a parent's block (`layout.Row`); `offset` holds 4 numbers; the others are one number or one row.
+Arguments: `poses` are the child's 16 numbers; `weight`, `d` and `dv` have 16 rows for each child, one per entry;
+`parent` is a parent's block (`layout.Row`); `offset` holds 4 numbers; all others have one row or one number for
+each child. Micro-kernels whose names end in a number serve so many children of consecutive types at once, which
+share the loads of what belongs to the parent and hide each other's latencies.
 """
 
 from __future__ import annotations
@@ -46,91 +48,135 @@ def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterat
                 yield 4 * (x + i) + q, d[i, q]
 
 
-class _LogLikelihood:
-    """l = constant - sum_h precision_h d_h^2, summed in two chains."""
+class _Quadratic:
+    """sum_h precision_h d_h^2, summed in four chains."""
 
-    def __init__(self, parent: Rows) -> None:
-        self.parent = parent
+    def __init__(self) -> None:
         self.sums: dict[int, Vector] = {}
 
-    def add(self, h: int, d: Vector, precision: Vector | None = None) -> None:
-        precision = self.parent[Row.PRECISION + h] if precision is None else precision
-        chain = h % 2
-        self.sums[chain] = fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
+    def add(self, h: int, d: Vector, precision: Vector) -> None:
+        chain = h % 4
+        self.sums[chain] = (
+            fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
+        )
 
     def value(self) -> Vector:
-        return self.parent[Row.CONSTANT] - (self.sums[0] + self.sums[1])
+        return (self.sums[0] + self.sums[1]) + (self.sums[2] + self.sums[3])
 
 
-class _AssignmentGradient:
-    """G = A + sum_h (B_h + C_h d_h) d_h."""
+class _Polynomial:
+    """2 sum_h (B_h + C_h d_h) d_h, summed in two chains."""
 
-    def __init__(self, parent: Rows) -> None:
-        self.parent = parent
-        self.twice = parent[Row.OFFSET] * 2.0
+    def __init__(self) -> None:
+        self.sums: dict[int, Vector] = {}
 
-    def add(self, d: Vector, linear: Vector, twice_square: Vector) -> None:
-        slope = fma(twice_square, d, linear)  # B + 2 C d
-        self.twice = fma(linear + slope, d, self.twice)
+    def add(self, h: int, d: Vector, linear: Vector, twice_square: Vector) -> None:
+        chain, factor = h % 2, linear + fma(twice_square, d, linear)
+        self.sums[chain] = fma(factor, d, self.sums[chain]) if chain in self.sums else factor * d
 
     def value(self) -> Vector:
-        return self.twice * 0.5
+        return self.sums[0] + self.sums[1]
 
 
-def _assignment(log_likelihood: Vector, log_sum: Rows) -> Vector:
-    """R = exp(l - log_sum)."""
-    return exp(minimum(log_likelihood - log_sum.broadcast(0), 0.0))
-
-
-@microkernel
-def deviations(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
+def _deviations_kernel(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
     """d = V - mean."""
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
 
 
-@microkernel
-def weighted_vote(
-    r: Rows,
+def _likelihood(l: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:  # noqa: E741
+    """l = constant - sum_h precision_h d_h^2."""
+    quadratic = _Quadratic()
+    for h, x in _deviations(poses, weight, offset, parent):
+        quadratic.add(h, x, parent[Row.PRECISION + h])
+    l[0] = parent[Row.CONSTANT] - quadratic.value()
+
+
+def _likelihood_and_deviations(
+    l: Rows,  # noqa: E741
     d: Rows,
     poses: Rows,
     weight: Rows,
     offset: Rows,
     parent: Rows,
-    log_sum: Rows,
-    activation: Rows,
 ) -> None:
-    """d = V - mean and its weight r = R a."""
-    log_likelihood = _LogLikelihood(parent)
+    """l, and d = V - mean."""
+    quadratic = _Quadratic()
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
-        log_likelihood.add(h, x)
-    r[0] = _assignment(log_likelihood.value(), log_sum) * activation.broadcast(0)
+        quadratic.add(h, x, parent[Row.PRECISION + h])
+    l[0] = parent[Row.CONSTANT] - quadratic.value()
 
 
-@microkernel
-def gradient_weighted_vote(
-    dl: Rows,
+def _likelihood_and_gradient(
+    l: Rows,  # noqa: E741
+    G: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    parent: Rows,
+) -> None:
+    """l, and G = A + sum_h (B_h + C_h d_h) d_h."""
+    quadratic, polynomial = _Quadratic(), _Polynomial()
+    for h, x in _deviations(poses, weight, offset, parent):
+        quadratic.add(h, x, parent[Row.PRECISION + h])
+        polynomial.add(h, x, parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
+    l[0] = parent[Row.CONSTANT] - quadratic.value()
+    G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
+
+
+def _likelihood_gradient_and_deviations(
+    l: Rows,  # noqa: E741
+    G: Rows,
     d: Rows,
     poses: Rows,
     weight: Rows,
     offset: Rows,
     parent: Rows,
+) -> None:
+    """l, G, and d = V - mean."""
+    quadratic, polynomial = _Quadratic(), _Polynomial()
+    for h, x in _deviations(poses, weight, offset, parent):
+        d[h] = x
+        quadratic.add(h, x, parent[Row.PRECISION + h])
+        polynomial.add(h, x, parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
+    l[0] = parent[Row.CONSTANT] - quadratic.value()
+    G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
+
+
+def _assignments(count: int, l: Rows, log_sum: Rows) -> list[Vector]:  # noqa: E741
+    """R = exp(l - log_sum)."""
+    return exp([minimum(l[j] - log_sum.broadcast(j), 0.0) for j in range(count)])
+
+
+def _weights(count: int, r: Rows, l: Rows, log_sum: Rows, activation: Rows) -> None:  # noqa: E741
+    """r = R a."""
+    for j, R in enumerate(_assignments(count, l, log_sum)):
+        r[j] = R * activation.broadcast(j)
+
+
+def _uniform_weights(count: int, r: Rows, share: Rows, activation: Rows) -> None:
+    """r = share a; all children have the same share."""
+    for j in range(count):
+        r[j] = share.broadcast(0) * activation.broadcast(j)
+
+
+def _gradient_weights(
+    count: int,
+    dl: Rows,
+    l: Rows,  # noqa: E741
+    G: Rows,
     log_sum: Rows,
     activation: Rows,
     da: Rows,
 ) -> None:
-    """d = V - mean and its weight dl = R a (G - da)."""
-    log_likelihood, G = _LogLikelihood(parent), _AssignmentGradient(parent)
-    for h, x in _deviations(poses, weight, offset, parent):
-        d[h] = x
-        log_likelihood.add(h, x)
-        G.add(x, parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
-    r = _assignment(log_likelihood.value(), log_sum) * activation.broadcast(0)
-    dl[0] = r * (G.value() - da.broadcast(0))
+    """dl = R a (G - da)."""
+    for j, R in enumerate(_assignments(count, l, log_sum)):
+        dl[j] = R * activation.broadcast(j) * (G[j] - da.broadcast(j))
 
 
 def _add_moments(count: int, moments: Rows, d: Rows, r: Rows) -> None:
+    """moments += (sum r, sum r d, sum r d^2)."""
     weights = [r[j] for j in range(count)]
     total = moments[Moment.TOTAL]
     for weight in weights:
@@ -147,81 +193,65 @@ def _add_moments(count: int, moments: Rows, d: Rows, r: Rows) -> None:
         moments[Moment.SECOND + h] = second
 
 
-@microkernel
-def add_moments_1(moments: Rows, d: Rows, r: Rows) -> None:
-    """moments += (r, r d, r d^2)."""
-    _add_moments(1, moments, d, r)
-
-
-@microkernel
-def add_moments_4(moments: Rows, d: Rows, r: Rows) -> None:
-    """The same for four children, which share the loads and stores of the moments."""
-    _add_moments(4, moments, d, r)
-
-
-@microkernel
-def clear_moments(moments: Rows) -> None:
+def _clear_moments(moments: Rows) -> None:
     for row in range(Moment.ROWS):
         moments[row] = 0.0
 
 
-@microkernel
-def move_moments(total: Rows, moments: Rows) -> None:
+def _move_moments(total: Rows, moments: Rows) -> None:
     """total += moments; moments = 0."""
     for row in range(Moment.ROWS):
         total[row] = total[row] + moments[row]
         moments[row] = 0.0
 
 
-@microkernel
-def add_log_likelihood(state: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
-    """state = (greatest l, sum of exp(l - greatest)): one exp for every vote."""
-    log_likelihood = _LogLikelihood(parent)
-    for h, x in _deviations(poses, weight, offset, parent):
-        log_likelihood.add(h, x)
-    new, greatest, total = log_likelihood.value(), state[0], state[1]
-    state.barrier()  # without it, LLVM makes the stores below masked ones, which are slow
-    rises = new > greatest
-    e = exp(where(rises, greatest - new, new - greatest))
-    state[1] = where(rises, fma(total, e, 1.0), total + e)
-    state[0] = maximum(greatest, new)
+def _add_exponentials(count: int, greatest: Rows, total: Rows, l: Rows) -> None:  # noqa: E741
+    """Keep total = sum exp(l - greatest) while the greatest l grows: one exp for every vote."""
+    new, old, sums = ([rows[j] for j in range(count)] for rows in (l, greatest, total))
+    greatest.barrier()  # without it, LLVM makes the stores below masked ones, which are slow
+    rises = [x > y for x, y in zip(new, old, strict=True)]
+    es = exp([where(rise, y - x, x - y) for rise, x, y in zip(rises, new, old, strict=True)])
+    for j, (rise, e) in enumerate(zip(rises, es, strict=True)):
+        total[j] = where(rise, fma(sums[j], e, 1.0), sums[j] + e)
+        greatest[j] = maximum(old[j], new[j])
 
 
-@microkernel
-def finish_log_sum(greatest: Rows, total: Rows, state: Rows) -> None:
-    """Join the lanes: log_sum = greatest + log(total)."""
-    highest = across(maximum, state[0])
-    greatest.set_element(0, highest)
-    total.set_element(0, across(add, state[1] * exp(state[0] - highest)))
+def _join_exponentials(greatest_number: Rows, total_number: Rows, greatest: Rows, total: Rows) -> None:
+    """Join the lanes: log_sum = greatest_number + log(total_number)."""
+    highest = across(maximum, greatest[0])
+    greatest_number.set_element(0, highest)
+    total_number.set_element(0, across(add, total[0] * exp([greatest[0] - highest])[0]))
 
 
-@microkernel
-def add_assignment_gradient(
-    da: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows, log_sum: Rows
-) -> None:
+def _add_assignment_gradient(count: int, da: Rows, l: Rows, G: Rows, log_sum: Rows) -> None:  # noqa: E741
     """da += R G."""
-    log_likelihood, G = _LogLikelihood(parent), _AssignmentGradient(parent)
-    for h, x in _deviations(poses, weight, offset, parent):
-        log_likelihood.add(h, x)
-        G.add(x, parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
-    da[0] = fma(_assignment(log_likelihood.value(), log_sum), G.value(), da[0])
+    for j, R in enumerate(_assignments(count, l, log_sum)):
+        da[j] = fma(R, G[j], da[j])
 
 
-@microkernel
-def sum_lanes(number: Rows, row: Rows) -> None:
-    number.set_element(0, across(add, row[0]))
+def _sum_lanes(count: int, numbers: Rows, rows: Rows) -> None:
+    for j in range(count):
+        numbers.set_element(j, across(add, rows[j]))
 
 
-@microkernel
-def sum_lanes_16(numbers: Rows, rows: Rows) -> None:
-    for i in range(16):
-        numbers.set_element(i, across(add, rows[i]))
+def _clear(count: int, rows: Rows) -> None:
+    for j in range(count):
+        rows[j] = 0.0
 
 
-@microkernel
-def clear_rows_16(rows: Rows) -> None:
+def _shifted_likelihood_and_gradient(count: int, l: Rows, G: Rows, d: Rows, parent: Rows) -> None:  # noqa: E741
+    """l and G of a later iteration, whose d is shifted."""
+    quadratics, polynomials = [_Quadratic() for _ in range(count)], [_Polynomial() for _ in range(count)]
     for h in range(16):
-        rows[h] = 0.0
+        shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
+        linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
+        for j in range(count):
+            x = d[16 * j + h] + shift
+            quadratics[j].add(h, x, precision)
+            polynomials[j].add(h, x, linear, twice_square)
+    for j in range(count):
+        l[j] = parent[Row.CONSTANT] - quadratics[j].value()
+        G[j] = fma(polynomials[j].value(), 0.5, parent[Row.OFFSET])
 
 
 def _assign(
@@ -229,62 +259,22 @@ def _assign(
     r: Rows,
     g: Rows,
     da: Rows,
-    d: Rows,
-    parent: Rows,
-    log_sum: Rows,
-    slope: Rows,
-    activation: Rows,
-    variable: Rows,
-) -> None:
-    likelihoods = [_LogLikelihood(parent) for _ in range(count)]
-    gradients = [_AssignmentGradient(parent) for _ in range(count)]
-    for h in range(16):
-        shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
-        linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
-        for j in range(count):
-            x = d[16 * j + h] + shift
-            likelihoods[j].add(h, x, precision)
-            gradients[j].add(x, linear, twice_square)
-    for j in range(count):
-        R, G = exp(minimum(likelihoods[j].value() - log_sum.broadcast(j), 0.0)), gradients[j].value()
-        r[j] = R * activation.broadcast(j)
-        g[j] = (G - slope.broadcast(j)) * variable.broadcast(0)
-        da[j] = fma(R * G, variable.broadcast(1), da[j])
-
-
-@microkernel
-def assign_1(
-    r: Rows,
-    g: Rows,
-    da: Rows,
-    d: Rows,
-    parent: Rows,
+    l: Rows,  # noqa: E741
+    G: Rows,
     log_sum: Rows,
     slope: Rows,
     activation: Rows,
     variable: Rows,
 ) -> None:
     """r = R a. Variable assignments (2, 0): g = 2 (G - slope). Constant ones (0, 1): g = 0, da += R G."""
-    _assign(1, r, g, da, d, parent, log_sum, slope, activation, variable)
-
-
-@microkernel
-def assign_2(
-    r: Rows,
-    g: Rows,
-    da: Rows,
-    d: Rows,
-    parent: Rows,
-    log_sum: Rows,
-    slope: Rows,
-    activation: Rows,
-    variable: Rows,
-) -> None:
-    """The same for two children, which share the loads of the parent."""
-    _assign(2, r, g, da, d, parent, log_sum, slope, activation, variable)
+    for j, R in enumerate(_assignments(count, l, log_sum)):
+        r[j] = R * activation.broadcast(j)
+        g[j] = (G[j] - slope.broadcast(j)) * variable.broadcast(0)
+        da[j] = fma(R * G[j], variable.broadcast(1), da[j])
 
 
 def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows) -> None:
+    """dV += r (B + d (2 C - g precision)), with g of `_assign`."""
     weights, slopes = [r[j] for j in range(count)], [-g[j] for j in range(count)]
     for h in range(16):
         shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
@@ -295,56 +285,26 @@ def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: 
             dv[16 * j + h] = fma(weights[j], gradient, dv[16 * j + h])
 
 
-@microkernel
-def add_vote_gradient_1(dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows) -> None:
-    """dV += r (B + d (2 C - g precision)), with g of `assign_1`."""
-    _add_vote_gradient(1, dv, d, r, g, parent)
-
-
-@microkernel
-def add_vote_gradient_2(dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows) -> None:
-    """The same for two children."""
-    _add_vote_gradient(2, dv, d, r, g, parent)
-
-
-def _add_uniform_vote_gradient(
+def _set_uniform_vote_gradient(
     count: int, dv: Rows, da: Rows, d: Rows, parent: Rows, share: Rows, activation: Rows
 ) -> None:
-    weights = [share.broadcast(j) * activation.broadcast(j) for j in range(count)]
+    """dV = r (B + 2 C d) and da += R G with R = share, r = R a."""
+    shares = [share.broadcast(j) for j in range(count)]
+    weights = [shares[j] * activation.broadcast(j) for j in range(count)]
     twice = [parent[Row.OFFSET] * 2.0 for _ in range(count)]
     for h in range(16):
-        shift, linear, twice_square = (
-            parent[Row.SHIFT + h],
-            parent[Row.LINEAR + h],
-            parent[Row.TWICE_SQUARE + h],
-        )
+        shift, linear = parent[Row.SHIFT + h], parent[Row.LINEAR + h]
+        twice_square = parent[Row.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h] + shift
             gradient = fma(twice_square, x, linear)
-            dv[16 * j + h] = fma(weights[j], gradient, dv[16 * j + h])
+            dv[16 * j + h] = weights[j] * gradient
             twice[j] = fma(linear + gradient, x, twice[j])
     for j in range(count):
-        da[j] = fma(share.broadcast(j) * 0.5, twice[j], da[j])
+        da[j] = fma(shares[j] * 0.5, twice[j], da[j])
 
 
-@microkernel
-def add_uniform_vote_gradient_1(
-    dv: Rows, da: Rows, d: Rows, parent: Rows, share: Rows, activation: Rows
-) -> None:
-    """dV += r (B + 2 C d) and da += R G with R = share, r = R a."""
-    _add_uniform_vote_gradient(1, dv, da, d, parent, share, activation)
-
-
-@microkernel
-def add_uniform_vote_gradient_2(
-    dv: Rows, da: Rows, d: Rows, parent: Rows, share: Rows, activation: Rows
-) -> None:
-    """The same for two children."""
-    _add_uniform_vote_gradient(2, dv, da, d, parent, share, activation)
-
-
-@microkernel
-def add_pose_gradient(dm: Rows, dv: Rows, weight: Rows) -> None:
+def _add_pose_gradient(dm: Rows, dv: Rows, weight: Rows) -> None:
     """dM_xk += sum_q dV_xq W_kq; dm has a row of partial sums for each entry."""
     for x in (0, 2):
         sums = {(i, k): dm[4 * (x + i) + k] for i in (0, 1) for k in range(4)}
@@ -358,8 +318,7 @@ def add_pose_gradient(dm: Rows, dv: Rows, weight: Rows) -> None:
             dm[4 * (x + i) + k] = value
 
 
-@microkernel
-def add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
+def _add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
     """dW_kq += sum_x M_xk dV_xq."""
     for k in (0, 2):
         sums = {(i, q): dw[4 * (k + i) + q] for i in (0, 1) for q in range(4)}
@@ -371,3 +330,36 @@ def add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
                     sums[i, q] = fma(m[i], gradient, sums[i, q])
         for (i, q), value in sums.items():
             dw[4 * (k + i) + q] = value
+
+
+deviations = microkernel(_deviations_kernel)
+likelihood = microkernel(_likelihood)
+likelihood_and_deviations = microkernel(_likelihood_and_deviations)
+likelihood_and_gradient = microkernel(_likelihood_and_gradient)
+likelihood_gradient_and_deviations = microkernel(_likelihood_gradient_and_deviations)
+
+weights_1, weights_4 = microkernel(_weights, 1), microkernel(_weights, 4)
+uniform_weights_1, uniform_weights_4 = microkernel(_uniform_weights, 1), microkernel(_uniform_weights, 4)
+gradient_weights_1, gradient_weights_4 = microkernel(_gradient_weights, 1), microkernel(_gradient_weights, 4)
+add_moments_1, add_moments_4 = microkernel(_add_moments, 1), microkernel(_add_moments, 4)
+clear_moments = microkernel(_clear_moments)
+move_moments = microkernel(_move_moments)
+
+add_exponentials_1, add_exponentials_4 = microkernel(_add_exponentials, 1), microkernel(_add_exponentials, 4)
+join_exponentials = microkernel(_join_exponentials)
+add_assignment_gradient_1 = microkernel(_add_assignment_gradient, 1)
+add_assignment_gradient_4 = microkernel(_add_assignment_gradient, 4)
+sum_lanes_1, sum_lanes_16 = microkernel(_sum_lanes, 1), microkernel(_sum_lanes, 16)
+clear_1, clear_16 = microkernel(_clear, 1), microkernel(_clear, 16)
+
+shifted_likelihood_and_gradient_1 = microkernel(_shifted_likelihood_and_gradient, 1)
+shifted_likelihood_and_gradient_2 = microkernel(_shifted_likelihood_and_gradient, 2)
+assign_1, assign_4 = microkernel(_assign, 1), microkernel(_assign, 4)
+add_vote_gradient_1, add_vote_gradient_2 = (
+    microkernel(_add_vote_gradient, 1),
+    microkernel(_add_vote_gradient, 2),
+)
+set_uniform_vote_gradient_1 = microkernel(_set_uniform_vote_gradient, 1)
+set_uniform_vote_gradient_2 = microkernel(_set_uniform_vote_gradient, 2)
+add_pose_gradient = microkernel(_add_pose_gradient)
+add_weight_gradient = microkernel(_add_weight_gradient)
