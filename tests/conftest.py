@@ -1,4 +1,4 @@
-"""Settings of the whole suite. Triton kernels run in its interpreter; what compiles them does so in a process of its own."""
+"""Settings of the whole suite. Triton runs in its interpreter; tests that compile kernels start their own processes."""
 
 import os
 

@@ -67,7 +67,7 @@ LAYER = ConvCaps2d(3, 4, 3)
         (lambda: ConvCaps2d(3, 2.5, 3), "out_caps must be a whole number of at least 1, but it is 2.5"),
         (
             lambda: ConvCaps2d(3, 4, (3, 3, 3)),
-            "kernel_size must be a number or one number for each of 2 axes",
+            "kernel_size must be one number or 2, one for each axis",
         ),
         (lambda: ConvCaps2d(3, 4, 3, padding=-1), "padding must be at least 0"),
         (
@@ -97,15 +97,11 @@ LAYER = ConvCaps2d(3, 4, 3)
             "routing_map must be a RoutingMap",
         ),
         (
-            lambda: functional.pose_votes(
-                torch.ones(2, 3, 4, 4), torch.ones(1, 2, 4, 4, 4), RoutingMap.full(())
-            ),
+            lambda: functional.pose_votes(torch.ones(2, 3, 4, 4), torch.ones(1, 2, 4, 4, 4), RoutingMap.full(())),
             r"weight must have shape \[1, 3, C, 4, 4\], but it has \[1, 2, 4, 4, 4\]",
         ),
         (
-            lambda: functional.dynamic_routing(
-                torch.ones(2, 3, 8), torch.ones(1, 3, 4, 7, 5), RoutingMap.full(())
-            ),
+            lambda: functional.dynamic_routing(torch.ones(2, 3, 8), torch.ones(1, 3, 4, 7, 5), RoutingMap.full(())),
             r"weight must have shape \[1, 3, C, 8, E\]",
         ),
     ],

@@ -22,9 +22,7 @@ def layers(**kwargs):
 
 
 def capsules(space, in_caps=3, images=2, **kwargs):
-    return Capsules(
-        torch.randn(images, in_caps, *space, 4, 4, **kwargs), torch.rand(images, in_caps, *space, **kwargs)
-    )
+    return Capsules(torch.randn(images, in_caps, *space, 4, 4, **kwargs), torch.rand(images, in_caps, *space, **kwargs))
 
 
 @pytest.fixture(params=["conv1d", "conv2d", "conv3d", "class"])

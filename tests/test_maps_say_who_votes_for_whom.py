@@ -78,11 +78,14 @@ def test_maps_are_built_once_and_survive_pickling():
         (lambda: RoutingMap.conv((4,), 3, stride=0), "stride must be at least 1"),
         (
             lambda: RoutingMap.conv((4, 4), (3, 3, 3)),
-            "kernel must be a number or one number for each of 2 axes",
+            "kernel must be one number or 2, one for each axis",
         ),
         (lambda: RoutingMap.conv((0, 4), 1), "size must be at least 1"),
         (lambda: RoutingMap.conv((), 1), "size must have at least one axis"),
-        (lambda: RoutingMap.conv((4,), 1.5), "kernel must hold integers|kernel must be a number"),
+        (
+            lambda: RoutingMap.conv((4,), 1.5),
+            "kernel must be a whole number or one for each axis, but it is 1.5",
+        ),
         (
             lambda: RoutingMap.from_edges([0, 7], [0, 0], 5, 1),
             r"children names location \[7\], but there are 5",

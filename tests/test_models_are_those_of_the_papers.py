@@ -51,9 +51,7 @@ def test_positions_are_those_of_the_paper():
     shapes = {}
     for name in ("primary", "conv_caps1", "conv_caps2", "class_caps"):
         layer = getattr(model, name)
-        layer.register_forward_hook(
-            lambda _, __, out, name=name: shapes.update({name: out.activations.shape[1:]})
-        )
+        layer.register_forward_hook(lambda _, __, out, name=name: shapes.update({name: out.activations.shape[1:]}))
     model(torch.randn(1, 2, 32, 32))
     assert shapes == {
         "primary": (8, 14, 14),
@@ -88,9 +86,9 @@ def test_a_model_learns_a_fixed_batch():
     model = MatrixCapsNet(1, 5, channels=(16, 4, 4, 4))
     images, labels = make_shapes(20, seed=0)
     loss = SpreadLoss(0.5)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
-    for _ in range(60):
+    for _ in range(80):
         optimiser.zero_grad()
         value = loss(model(images), labels)
         value.backward()

@@ -26,7 +26,10 @@ def test_version_is_in_one_place():
 
 def test_import_is_light():
     """No matplotlib, no compiler, no kernels before they are needed."""
-    code = "import sys, tritoncaps, tritoncaps.models; print([m for m in ('matplotlib', 'numba', 'triton', 'tqdm') if m in sys.modules])"
+    code = (
+        "import sys, tritoncaps, tritoncaps.models;"
+        "print([m for m in ('matplotlib', 'numba', 'triton', 'hypothesis') if m in sys.modules])"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

@@ -95,9 +95,7 @@ def test_log_activation_takes_part_in_the_e_step():
 def test_parents_at_two_positions_compete():
     # child 1 of three sees both parents; children 0 and 2 see one each
     routing_map = RoutingMap.conv((3,), kernel=2)
-    gaussians = Gaussians(
-        *(torch.full((1, 1, 2, 1), x).double() for x in (0.0, 1.0)), torch.zeros(1, 1, 2).double()
-    )
+    gaussians = Gaussians(*(torch.full((1, 1, 2, 1), x).double() for x in (0.0, 1.0)), torch.zeros(1, 1, 2).double())
     votes = torch.zeros(1, 2, 2, 1, 1, 1).double()
     shared = functional.e_step(votes, gaussians, routing_map)
     torch.testing.assert_close(shared.reshape(2, 2), torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double())
@@ -128,9 +126,7 @@ def test_lambdas_follow_the_schedule():
 
 
 def test_squash_of_a_vector():
-    torch.testing.assert_close(
-        reference.squash(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 4.0]) / 5 * 25 / 26
-    )
+    torch.testing.assert_close(reference.squash(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 4.0]) / 5 * 25 / 26)
     zero = torch.zeros(3, requires_grad=True)
     reference.squash(zero).sum().backward()
     assert not zero.grad.any()

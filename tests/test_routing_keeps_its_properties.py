@@ -3,13 +3,76 @@
 from functools import partial
 
 import pytest
+import torch
 
-from tritoncaps import functional, testing
+from tritoncaps import RoutingMap, functional, reference, testing
+from tritoncaps.testing import Problem, assert_as_good_as, gradients
 
-BACKENDS = {"reference": 20, "cpu": 20}  # problems for each check; the interpreter is slow
+# problems for each check, and the most types in them
+BACKENDS = {"reference": (12, 5), "cpu": (30, 19)}
+KERNELS = [name for name in BACKENDS if name != "reference"]
+MAPS = {
+    "conv": RoutingMap.conv((4, 5), 3, stride=2, padding=1),
+    "class": RoutingMap.full((2, 3)),
+    "one child, one parent": RoutingMap.full(()),
+    "graph": RoutingMap.from_edges([0, 1, 2, 2, 4], [0, 0, 1, 0, 1], num_children=5, num_parents=3),
+}
+
+
+def route(backend):
+    return partial(functional.em_routing, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("check", testing.EM_ROUTING_CHECKS, ids=lambda check: check.__name__)
-def test_em_routing(check, backend):
-    testing.verify(check, partial(functional.em_routing, backend=backend), examples=BACKENDS[backend])
+def test_property(check, backend):
+    examples, max_types = BACKENDS[backend]
+    testing.verify(check, route(backend), examples, max_types)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("check", testing.KERNEL_CHECKS, ids=lambda check: check.__name__)
+def test_kernel_property(check, backend):
+    examples, max_types = BACKENDS[backend]
+    testing.verify(check, route(backend), examples, max_types)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("routing_map", MAPS.values(), ids=MAPS)
+@pytest.mark.parametrize("case", testing.HARD_CASES)
+def test_hard_case(case, routing_map, dtype, backend):
+    """Finite values and gradients, and those of the reference where that is finite."""
+    problem = HardProblem(routing_map, case=case)
+    result = gradients(problem, route(backend), dtype)
+    for name, value in result.items():
+        assert value.isfinite().all(), f"{name} is not finite"
+    if case in ("all activations zero", "identical votes", "all poses zero"):
+        exact, plain = gradients(problem, reference.em_routing), gradients(problem, reference.em_routing, dtype)
+        for name, value in result.items():
+            assert_as_good_as(name, value, plain[name], exact[name], floor=1e-5)
+
+
+class HardProblem(Problem):
+    """A problem whose inputs are replaced by those of a hard case."""
+
+    def __init__(self, routing_map, case):
+        super().__init__(routing_map)
+        object.__setattr__(self, "case", case)
+
+    def inputs(self, dtype=torch.float64, requires_grad=False):
+        hard = testing.HARD_CASES[self.case](super().inputs(dtype))
+        return type(hard)(*(x.detach().requires_grad_(requires_grad) for x in hard))
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_for_storage_only(dtype, backend):
+    """Inputs and outputs are rounded; what happens between is float32."""
+    problem = Problem(MAPS["conv"], images=2, in_caps=3, out_caps=5)
+    rounded = [x.float() for x in problem.inputs(dtype)]
+    expected = problem.solve(reference.em_routing, testing.Inputs(*rounded))
+    result = problem.solve(route(backend), problem.inputs(dtype))
+    for value, wide in zip(result, expected, strict=True):
+        assert value.dtype == dtype
+        torch.testing.assert_close(value, wide.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)

@@ -17,6 +17,11 @@ def check_tensor(name: str, value: object) -> None:
         raise TypeError(f"{name} must have a floating-point dtype, but it is {value.dtype}")
 
 
+def under_autocast(x: Tensor) -> bool:
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def check_shape(name: str, value: Tensor, expected: Sequence[int | str]) -> None:
     """``expected`` holds numbers, which must agree, and letters, which stand for any size."""
     agrees = value.ndim == len(expected) and all(
@@ -32,9 +37,7 @@ def check_alike(**tensors: Tensor) -> None:
     (first, model), *others = tensors.items()
     for name, value in others:
         if value.device != model.device:
-            raise ValueError(
-                f"{name} must be on the device of {first}, {model.device}, but it is on {value.device}"
-            )
+            raise ValueError(f"{name} must be on the device of {first}, {model.device}, but it is on {value.device}")
         if value.dtype != model.dtype:
             raise TypeError(f"{name} must have the dtype of {first}, {model.dtype}, but it has {value.dtype}")
 

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from tritoncaps import backends, reference
 from tritoncaps.capsules import Capsules, Gaussians
-from tritoncaps.checks import check_alike, check_labels, check_map, check_routing, check_shape, check_tensor
+from tritoncaps.checks import (
+    check_alike,
+    check_labels,
+    check_map,
+    check_routing,
+    check_shape,
+    check_tensor,
+    under_autocast,
+)
 from tritoncaps.routing import DynamicRouting, EMRouting
 from tritoncaps.routing_map import RoutingMap
 
@@ -51,10 +59,10 @@ def em_routing(
     given = {"poses": poses, "activations": activations, "weight": weight, "beta_u": beta_u, "beta_a": beta_a}
     for name, value in given.items():
         check_tensor(name, value)
-    if torch.is_autocast_enabled(poses.device.type):
+    if under_autocast(poses):
         with torch.autocast(poses.device.type, enabled=False):
-            wide = (value.float() for value in given.values())
-            return em_routing(*wide, routing_map=routing_map, routing=routing, backend=backend)
+            wide = {name: value.float() for name, value in given.items()}
+            return em_routing(**wide, routing_map=routing_map, routing=routing, backend=backend)
     check_alike(**given)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
     images, in_caps = poses.shape[:2]
@@ -175,9 +183,7 @@ def m_step(
     )
 
 
-def e_step(
-    votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global"
-) -> Tensor:
+def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
     """Share every child among its parents: votes [N, P, S, B, C, *pose] -> assignments [N, P, S, B, C]."""
     check_map(routing_map)
     given = {"votes": votes, **dict(zip(Gaussians._fields, gaussians, strict=True))}

@@ -11,7 +11,7 @@ from torch.nn.common_types import _size_any_t
 
 from tritoncaps import backends
 from tritoncaps.capsules import Capsules
-from tritoncaps.checks import check_positive, check_routing, check_shape, check_tensor
+from tritoncaps.checks import check_positive, check_routing, check_shape, check_tensor, under_autocast
 from tritoncaps.routing import EMRouting
 from tritoncaps.routing_map import RoutingMap, per_axis
 
@@ -107,9 +107,7 @@ class _RoutedCaps(nn.Module):
     def _check(self, capsules: Capsules, space: Sequence[str]) -> None:
         if not isinstance(capsules, tuple) or len(capsules) != 2:
             given = f"a {type(capsules).__name__}"
-            raise TypeError(
-                f"capsules must be Capsules(poses, activations), but {type(self).__name__} got {given}"
-            )
+            raise TypeError(f"capsules must be Capsules(poses, activations), but {type(self).__name__} got {given}")
         poses, activations = capsules
         check_tensor("poses", poses)
         check_tensor("activations", activations)
@@ -127,7 +125,7 @@ class _RoutedCaps(nn.Module):
 class _ConvCaps(_RoutedCaps):
     dims: int
     initial_weight_std = 1.0
-    initial_beta_u = 0.5
+    initial_beta_u = 0.25
 
     def __init__(
         self,
@@ -168,7 +166,7 @@ class _ConvCaps(_RoutedCaps):
 
 
 class ConvCaps1d(_ConvCaps):
-    """Convolutional capsules along a line: Capsules([N, in_caps, W, 4, 4], ...) -> [N, out_caps, W', 4, 4].
+    """Convolutional capsules along a line: poses [N, in_caps, W, 4, 4] -> [N, out_caps, W', 4, 4].
 
     See :class:`ConvCaps2d`.
     """
@@ -193,7 +191,7 @@ class ConvCaps2d(_ConvCaps):
 
 
 class ConvCaps3d(_ConvCaps):
-    """Convolutional capsules in a volume: Capsules([N, in_caps, D, H, W, 4, 4], ...) -> [N, out_caps, D', H', W', 4, 4].
+    """Convolutional capsules in a volume: poses [N, in_caps, D, H, W, 4, 4] -> [N, out_caps, D', H', W', 4, 4].
 
     See :class:`ConvCaps2d`.
     """
@@ -251,10 +249,6 @@ class ClassCaps(_RoutedCaps):
 def _check_like(name: str, value: Tensor, weight: Tensor) -> None:
     """On the layer's device and, unless autocast takes care of it, of its dtype."""
     if value.device != weight.device:
-        raise ValueError(
-            f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}"
-        )
-    if value.dtype != weight.dtype and not torch.is_autocast_enabled(value.device.type):
-        raise TypeError(
-            f"{name} must have the dtype of the layer, {weight.dtype}, but they have {value.dtype}"
-        )
+        raise ValueError(f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}")
+    if value.dtype != weight.dtype and not under_autocast(value):
+        raise TypeError(f"{name} must have the dtype of the layer, {weight.dtype}, but they have {value.dtype}")

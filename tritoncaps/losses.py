@@ -78,9 +78,7 @@ class MarginLoss(nn.Module):
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor) -> Tensor:
         """``capsules`` with activations [N, classes], or these alone; labels [N] or multi-hot [N, classes]."""
-        return functional.margin_loss(
-            _activations(capsules), labels, self.upper, self.lower, self.down_weight
-        )
+        return functional.margin_loss(_activations(capsules), labels, self.upper, self.lower, self.down_weight)
 
     def extra_repr(self) -> str:
         return f"upper={self.upper}, lower={self.lower}, down_weight={self.down_weight}"

@@ -44,14 +44,10 @@ def em_routing_forward(
     options = em_routing.Options(lambdas, variance_floor, mean_data, "all")
     history, log_sums = em_routing.forward(kernels(backend), edges, _wide(beta_u), _wide(beta_a), options)
     mean, activation = history[-1].mean.to(poses.dtype), history[-1].logit.sigmoid().to(poses.dtype)
-    statistics, saved_sums = _empty_saved(
-        poses, activations, beta_a, tables, len(lambdas) if save else 0, competition
-    )
+    statistics, saved_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
     if save:
         for row, each in zip(statistics, history, strict=True):
-            torch.cat(
-                [each.mean, each.variance, each.logit[:, :, None], each.support[:, :, None]], dim=2, out=row
-            )
+            torch.cat([each.mean, each.variance, each.logit[:, :, None], each.support[:, :, None]], dim=2, out=row)
         for row, log_sum in zip(saved_sums, log_sums, strict=True):
             row.copy_(log_sum)
     return mean.contiguous(), activation, statistics, saved_sums
@@ -71,11 +67,9 @@ def _(
     competition,
     save,
     backend,
-):  # type: ignore[no-untyped-def]
+):
     images, parents, out_caps = poses.shape[0], Tables(*tables).children.shape[0], beta_a.shape[0]
-    statistics, log_sums = _empty_saved(
-        poses, activations, beta_a, tables, len(lambdas) if save else 0, competition
-    )
+    statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
     mean = poses.new_empty(images, parents, POSE, out_caps)
     return mean, poses.new_empty(images, parents, out_caps), statistics, log_sums
 
@@ -104,8 +98,7 @@ def em_routing_backward(
     not needed come back empty, of size 0."""
     edges = _edges(poses, activations, weight, tables, competition, backend)
     history = [
-        em_routing.Statistics(row[:, :, :POSE], row[:, :, POSE:-2], row[:, :, -2], row[:, :, -1])
-        for row in statistics
+        em_routing.Statistics(row[:, :, :POSE], row[:, :, POSE:-2], row[:, :, -2], row[:, :, -1]) for row in statistics
     ]
     uniform = em_routing.uniform_log_sum(Tables(*tables), competition, _children(activations), len(beta_u))
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
@@ -153,7 +146,7 @@ def _(
     needs_children,
     needs_weight,
     backend,
-):  # type: ignore[no-untyped-def]
+):
     images, in_caps, locations = activations.shape
     none = poses.new_empty(0)
     grad_children = rearrange(poses.new_empty(images, locations, 4, 4, in_caps), "n l i j b -> n b l i j")
@@ -248,9 +241,7 @@ def _edges(
     poses, activations = _children(poses.flatten(3)), _children(activations)
     # a silent child is ignored, even if its pose is inf or nan
     poses = poses.masked_fill((activations == 0)[:, :, None] & ~poses.isfinite(), 0)
-    return kernels(backend).edges(
-        poses, activations, _wide(weight).contiguous(), Tables(*tables), competition
-    )
+    return kernels(backend).edges(poses, activations, _wide(weight).contiguous(), Tables(*tables), competition)
 
 
 def _children(x: Tensor) -> Tensor:

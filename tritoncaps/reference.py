@@ -37,9 +37,7 @@ def coordinate_addition(votes: Tensor, routing_map: RoutingMap) -> Tensor:
     return votes + rearrange(offset, "s i j -> s 1 1 i j")
 
 
-def initial_assignments(
-    activations: Tensor, num_types: int, routing_map: RoutingMap, competition: str
-) -> Tensor:
+def initial_assignments(activations: Tensor, num_types: int, routing_map: RoutingMap, competition: str) -> Tensor:
     """R_ij = 1 / (number of parents that compete for i): [N, P, S, B, C], zero in missing slots."""
     degree = routing_map.tables(activations.device).parents_start.diff().to(activations.dtype)  # [L]
     competitors = degree * num_types if competition == "global" else torch.full_like(degree, num_types)
@@ -78,18 +76,16 @@ def m_step(
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
     variance = einsum(share, deviation**2, "n p s b c, n p s b c h -> n p c h").clamp(min=variance_floor)
     cost_of_datum = reduce(beta_u[:, None] + 0.5 * variance.log(), "n p c h -> n p c", "sum")
-    cost = (
-        cost_of_datum * support / mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
-    )
-    logits = inverse_temperature * (beta_a - cost)
+    scale = mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
+    logits = inverse_temperature * (beta_a - cost_of_datum * support / scale)
     return Gaussians(
-        *(_to_capsules(x, routing_map, pose) for x in (mean, variance)), _to_capsules(logits, routing_map)
+        _to_capsules(mean, routing_map, pose),
+        _to_capsules(variance, routing_map, pose),
+        _to_capsules(logits, routing_map),
     )
 
 
-def e_step(
-    votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global"
-) -> Tensor:
+def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
     """Share every child among its parents, by how well their Gaussians explain its votes.
 
     l_ij = log a_j - 1/2 sum_h [(V_ijh - mean_jh)^2 / variance_jh + log(2 pi variance_jh)]
@@ -140,13 +136,11 @@ def em_routing(
     poses, activations, weight, beta_u, beta_a = map(_widen, (poses, activations, weight, beta_u, beta_a))
     votes = pose_votes(_silence(poses, activations), weight, routing_map)
     votes = coordinate_addition(votes, routing_map)
-    assignments = initial_assignments(activations, len(beta_a), routing_map, routing.competition)
-    for t, inverse_temperature in enumerate(routing.lambdas):
-        if t > 0:
-            assignments = e_step(votes, gaussians, routing_map, competition=routing.competition)
+
+    def fit(assignments: Tensor, inverse_temperature: float) -> Gaussians:
         if routing.gradient == "last":
             assignments = assignments.detach()
-        gaussians = m_step(
+        return m_step(
             votes,
             assignments,
             activations,
@@ -157,6 +151,12 @@ def em_routing(
             variance_floor=routing.variance_floor,
             mean_data=routing.mean_data,
         )
+
+    first, *later = routing.lambdas
+    gaussians = fit(initial_assignments(activations, len(beta_a), routing_map, routing.competition), first)
+    for inverse_temperature in later:
+        assignments = e_step(votes, gaussians, routing_map, competition=routing.competition)
+        gaussians = fit(assignments, inverse_temperature)
     return Capsules(gaussians.mean.to(storage), gaussians.activations.to(storage))
 
 

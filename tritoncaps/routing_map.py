@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ class Tables(NamedTuple):
     children: Tensor  # int32 [P, S]: child location that feeds parent location p at slot s, or -1
     weight_of: Tensor  # int32 [S]: the weight block that slot s uses
     offset: Tensor  # float64 [S, 4]: what slot s adds to the right-hand column of its votes
-    parents_start: (
-        Tensor  # int32 [L + 1]: the pairs of child location c are parents_pair[start[c]:start[c + 1]]
-    )
+    parents_start: Tensor  # int32 [L + 1]: the pairs of child location c are parents_pair[start[c]:start[c + 1]]
     parents_pair: Tensor  # int32 [E]: pairs p * S + s, ascending for each child
 
 
@@ -53,9 +51,7 @@ class RoutingMap:
         self.num_weights = int(weight_of.max()) + 1
         self._description = description
         start, pair = _invert(children, self.num_children)
-        self.num_edges = len(
-            pair
-        )  # joined pairs of locations, each a dense block of child types x parent types
+        self.num_edges = len(pair)  # joined pairs of locations, each a dense block of child types x parent types
         self.max_degree = int(start.diff().max())  # pairs of the child location that has most
         host = Tables(children.int(), weight_of.int(), offset.double(), start.int(), pair.int())
         self._tables: dict[torch.device, Tables] = {torch.device("cpu"): host}
@@ -134,9 +130,7 @@ class RoutingMap:
         )
         _require(int(weights.min()) >= 0, f"weight_of must not be negative, but one is {int(weights.min())}")
         name = f"from_edges({len(child)} edges, num_children={num_children}, num_parents={num_parents})"
-        return RoutingMap(
-            table, weights, _column(offset, num_slots), (int(num_children),), (int(num_parents),), name
-        )
+        return RoutingMap(table, weights, _column(offset, num_slots), (int(num_children),), (int(num_parents),), name)
 
     @property
     def children(self) -> Tensor:
@@ -155,9 +149,7 @@ class RoutingMap:
 
     def parents(self, child: int) -> list[tuple[int, int]]:
         """The (parent location, slot) pairs that contain child location ``child``."""
-        _require(
-            0 <= child < self.num_children, f"child must be below {self.num_children}, but it is {child}"
-        )
+        _require(0 <= child < self.num_children, f"child must be below {self.num_children}, but it is {child}")
         host = self._tables[torch.device("cpu")]
         start, end = host.parents_start[child : child + 2].tolist()
         return [divmod(pair, self.num_slots) for pair in host.parents_pair[start:end].tolist()]
@@ -179,9 +171,7 @@ class RoutingMap:
             if child >= 0
         }
         inverse = {(c, p, s) for c in range(self.num_children) for p, s in self.parents(c)}
-        _require(
-            edges == inverse, f"the tables of {self} contradict each other at {sorted(edges ^ inverse)[:3]}"
-        )
+        _require(edges == inverse, f"the tables of {self} contradict each other at {sorted(edges ^ inverse)[:3]}")
 
     def __repr__(self) -> str:
         return f"RoutingMap.{self._description}"
@@ -282,12 +272,12 @@ def _in_range(name: str, index: Tensor, count: int, what: str) -> None:
 
 def per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Size:
     """``value`` for each of ``dims`` axes, checked."""
-    values = (value,) * dims if isinstance(value, int) else tuple(value)
+    values: Any = tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims
     _require(
-        len(values) == dims,
-        f"{name} must be a number or one number for each of {dims} axes, but it is {value}",
+        all(isinstance(v, int) and not isinstance(v, bool) for v in values),
+        f"{name} must be a whole number or one for each axis, but it is {value!r}",
     )
-    _require(all(isinstance(v, int) for v in values), f"{name} must hold integers, but it is {value}")
+    _require(len(values) == dims, f"{name} must be one number or {dims}, one for each axis, but it is {value}")
     _require(min(values) >= least, f"{name} must be at least {least} along every axis, but it is {value}")
     return values
 

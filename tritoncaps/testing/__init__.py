@@ -11,18 +11,20 @@ shapes of :func:`tritoncaps.functional.em_routing`. This runs one through everyt
         testing.verify(check, my_route)
 
 A check is a function of a route and a :class:`Problem`; `verify` draws the problems with hypothesis: shapes, maps,
-options and memory layouts. A kernel that promises the same bits whatever its batch adds `KERNEL_CHECKS`. Tensors are filled from a seed, so that a failing example can be made again.
+options and memory layouts. Tensors are filled from a seed, so that a failing example can be made again. A kernel that
+promises the same bits whatever its batch adds `KERNEL_CHECKS`; `HARD_CASES` are the inputs that break naive routings.
 """
 
 from tritoncaps.testing.checks import EM_ROUTING_CHECKS, HARD_CASES, KERNEL_CHECKS, verify
 from tritoncaps.testing.errors import assert_as_good_as, assert_close
-from tritoncaps.testing.problems import Problem, Route, gradients
+from tritoncaps.testing.problems import Inputs, Problem, Route, gradients
 from tritoncaps.testing.strategies import em_routings, problems, routing_maps
 
 __all__ = [
     "EM_ROUTING_CHECKS",
     "HARD_CASES",
     "KERNEL_CHECKS",
+    "Inputs",
     "Problem",
     "Route",
     "assert_as_good_as",

@@ -68,9 +68,7 @@ def routes_every_image_alone(route: Route, problem: Problem) -> None:
     whole = problem.solve(route, inputs)
     grads = torch.autograd.grad([x.sum() for x in whole], inputs[:2])
     for image in range(problem.images):
-        part = inputs._replace(
-            poses=inputs.poses[image : image + 1], activations=inputs.activations[image : image + 1]
-        )
+        part = inputs._replace(poses=inputs.poses[image : image + 1], activations=inputs.activations[image : image + 1])
         alone = problem.solve(route, part)
         alone_grads = torch.autograd.grad([x.sum() for x in alone], part[:2])
         for of_whole, of_part in zip((*whole, *grads), (*alone, *alone_grads), strict=True):
@@ -156,9 +154,7 @@ def follows_the_scale_of_poses(route: Route, problem: Problem) -> None:
     inputs = problem.inputs()
     before = problem.solve(route, inputs)
     floor = problem.routing.variance_floor * scale**2
-    scaled = inputs._replace(
-        poses=inputs.poses * scale, beta_u=inputs.beta_u - torch.tensor(scale).double().log()
-    )
+    scaled = inputs._replace(poses=inputs.poses * scale, beta_u=inputs.beta_u - torch.tensor(scale).double().log())
     after = problem.but(routing=replace(problem.routing, variance_floor=floor)).solve(route, scaled)
     _assert_same(after, Capsules(before.poses * scale, before.activations))
 
@@ -199,10 +195,8 @@ def computes_only_what_is_asked(route: Route, problem: Problem) -> None:
         inputs[index].requires_grad_()
         capsules = problem.solve(route, inputs)
         generator = torch.Generator().manual_seed(problem.seed + 1)
-        total = sum(
-            (x * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in capsules
-        )
-        (alone,) = torch.autograd.grad(total, [inputs[index]])
+        weighted = [(x * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in capsules]
+        (alone,) = torch.autograd.grad(torch.stack(weighted).sum(), [inputs[index]])
         assert_close(f"gradient of {name} alone", alone, everything[f"gradient of {name}"])
 
 
@@ -262,9 +256,7 @@ def _assert_same(actual: Capsules, expected: Capsules) -> None:
 
 def _with_offset(routing_map: RoutingMap, offset: list[float] | None) -> RoutingMap:
     """The same map with ``offset`` added to that of every slot, or without any offset."""
-    column = (
-        torch.zeros_like(routing_map.offset) if offset is None else routing_map.offset + torch.tensor(offset)
-    )
+    column = torch.zeros_like(routing_map.offset) if offset is None else routing_map.offset + torch.tensor(offset)
     return RoutingMap(
         routing_map.children,
         routing_map.weight_of,

@@ -13,26 +13,20 @@ def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float =
     assert error <= allowed, f"{report}; allowed {allowed:.3g}"
 
 
-def assert_as_good_as(
-    name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None
-) -> None:
-    """``actual`` is at most twice as wrong as ``plain``, plain torch at the same dtype; ``exact`` is in float64.
+def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None) -> None:
+    """``actual`` is at most twice as wrong as ``plain``, plain torch at the same dtype; ``exact`` is float64.
 
-    ``floor`` is what rounding alone may cost, relative to the largest value; by default 32 units in the last place.
+    ``floor`` is what rounding alone may cost, relative to the largest value; default: 32 units in the last place.
     """
     floor = 32 * torch.finfo(plain.dtype).eps if floor is None else floor
     error, report = _error(name, actual, exact)
     plain_error, _ = _error(name, plain, exact)
     allowed = 2 * plain_error + floor * max(1.0, _largest(exact))
-    assert error <= allowed, (
-        f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
-    )
+    assert error <= allowed, f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
 
 
 def _error(name: str, actual: Tensor, expected: Tensor) -> tuple[float, str]:
-    assert actual.shape == expected.shape, (
-        f"{name} has shape {list(actual.shape)}, not {list(expected.shape)}"
-    )
+    assert actual.shape == expected.shape, f"{name} has shape {list(actual.shape)}, not {list(expected.shape)}"
     if actual.numel() == 0:
         return 0.0, f"{name} is empty"
     difference = (actual.detach().double() - expected.detach().double()).abs()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ class Problem:
     """N ``images`` of ``in_caps`` types, routed to ``out_caps`` types over ``routing_map``."""
 
     routing_map: RoutingMap
-    routing: EMRouting = EMRouting()
+    routing: EMRouting = field(default_factory=EMRouting)
     images: int = 2
     in_caps: int = 3
     out_caps: int = 4

@@ -38,9 +38,7 @@ def graph_maps(draw: Callable) -> RoutingMap:
     slots = max(parents.count(p) for p in parents)
     weight_of = draw(st.none() | st.just([0] * slots) | st.just([s % 2 for s in range(slots)]))
     offset = draw(st.none() | st.just([[0.25 * s, -0.5, 1.0, 0.0] for s in range(slots)]))
-    return RoutingMap.from_edges(
-        children, parents, num_children, num_parents, weight_of=weight_of, offset=offset
-    )
+    return RoutingMap.from_edges(children, parents, num_children, num_parents, weight_of=weight_of, offset=offset)
 
 
 def em_routings() -> st.SearchStrategy[EMRouting]:
