@@ -24,10 +24,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from tritoncaps.reference import least_support
 from tritoncaps.routing_map import Tables
 
 
@@ -100,15 +101,13 @@ def forward(
     return history, log_sums
 
 
-def fit(
-    moments: Moments, beta_u: Tensor, beta_a: Tensor, inverse_temperature: float, options: Options
-) -> Statistics:
+def fit(moments: Moments, beta_u: Tensor, beta_a: Tensor, inverse_temperature: float, options: Options) -> Statistics:
     """The M-step's last lines: mean, variance and logit of every parent."""
     support = moments.total
-    scale = 1 / support.where(support > 0, 1)[:, :, None]
+    scale = _inverse(support)
     shift = moments.first * scale
     # a parent without support has mean zero, not the mean that it had before
-    mean = (moments.centre + shift).where(support[:, :, None] > 0, 0)
+    mean = (moments.centre + shift).where(_supported(support)[:, :, None], 0)
     variance = (moments.second * scale - shift**2).clamp(min=options.variance_floor)
     cost = _cost_of_datum(variance, beta_u) * support / options.mean_data
     return Statistics(mean, variance, inverse_temperature * (beta_a - cost), support)
@@ -116,7 +115,7 @@ def fit(
 
 def likelihood(statistics: Statistics) -> Gaussian:
     mean, variance, logit, _ = statistics
-    constant = F.logsigmoid(logit) - 0.5 * (2 * math.pi * variance).log().sum(dim=2)
+    constant = log_sigmoid(logit) - 0.5 * log(2 * math.pi * variance).sum(dim=2)
     return Gaussian(mean, 0.5 / variance, constant)
 
 
@@ -134,15 +133,13 @@ def backward(
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor]:
     """Gradients of poses, activations, weight (None where not needed), beta_u and beta_a."""
-    activation = history[-1].logit.sigmoid()
+    activation = sigmoid(history[-1].logit)
     grad_logit = grad_activation * activation * (1 - activation)
     grad_variance = torch.zeros_like(grad_mean)
     grad_beta_u, grad_beta_a = torch.zeros_like(beta_u), torch.zeros_like(beta_u)
     iterations: list[Iteration] = []
     for t in reversed(range(len(history))):
-        A, B, C, gbu, gba = _fit_backward(
-            grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options
-        )
+        A, B, C, gbu, gba = _fit_backward(grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options)
         grad_beta_u += gbu
         grad_beta_a += gba
         if t == 0:
@@ -193,7 +190,7 @@ def _fit_backward(
     grad_support = grad_cost * _cost_of_datum(variance, beta_u)
     grad_variance = grad_variance + (grad_cost * support)[:, :, None] / (2 * variance)
     grad_variance = grad_variance.where(variance > options.variance_floor, 0)
-    scale = 1 / support.where(support > 0, 1)[:, :, None]
+    scale = _inverse(support)
     B, C = grad_mean * scale, grad_variance * scale
     A = grad_support - (C * variance).sum(dim=2)
     grad_beta_u = variance.shape[2] * (grad_cost * support).sum(dim=(0, 1))
@@ -212,7 +209,7 @@ def _likelihood_backward(moments: Moments, statistics: Statistics) -> tuple[Tens
     total = moments.total[:, :, None]
     grad_mean = moments.first / variance
     grad_variance = 0.5 * (moments.second / variance - total) / variance
-    return grad_mean, grad_variance, moments.total * torch.sigmoid(-logit)
+    return grad_mean, grad_variance, moments.total * sigmoid(-logit)
 
 
 def _uniform(statistics: Statistics) -> Gaussian:
@@ -223,4 +220,35 @@ def _uniform(statistics: Statistics) -> Gaussian:
 
 def _cost_of_datum(variance: Tensor, beta_u: Tensor) -> Tensor:
     """sum_h (beta_u + 1/2 log variance_h): [N, P, C]."""
-    return variance.shape[2] * beta_u + 0.5 * variance.log().sum(dim=2)
+    return variance.shape[2] * beta_u + 0.5 * log(variance).sum(dim=2)
+
+
+def _supported(support: Tensor) -> Tensor:
+    """Does a parent explain anything? What is too small to divide by is nothing."""
+    return support > least_support(support.dtype)
+
+
+def _inverse(support: Tensor) -> Tensor:
+    """1 / S, or 1 where there is no support: [N, P, 1, C]."""
+    return 1 / support.where(_supported(support), 1)[:, :, None]
+
+
+# On the CPU, torch's exp and log give a number other bits at the end of an array or of a thread's part of it than in
+# the middle. NumPy's do not, so that an image's result depends on neither its batch nor the number of threads.
+
+
+def log(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.log(x.numpy())) if x.device.type == "cpu" else x.log()
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    e = _exp(-x.abs())
+    return e.where(x < 0, 1) / (1 + e)
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    return x.clamp(max=0) - log(1 + _exp(-x.abs()))
+
+
+def _exp(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.exp(x.numpy())) if x.device.type == "cpu" else x.exp()

@@ -43,7 +43,7 @@ def em_routing_forward(
     edges = _edges(poses, activations, weight, tables, competition, backend)
     options = em_routing.Options(lambdas, variance_floor, mean_data, "all")
     history, log_sums = em_routing.forward(kernels(backend), edges, _wide(beta_u), _wide(beta_a), options)
-    mean, activation = history[-1].mean.to(poses.dtype), history[-1].logit.sigmoid().to(poses.dtype)
+    mean, activation = history[-1].mean.to(poses.dtype), em_routing.sigmoid(history[-1].logit).to(poses.dtype)
     statistics, saved_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
     if save:
         for row, each in zip(statistics, history, strict=True):

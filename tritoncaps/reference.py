@@ -71,7 +71,8 @@ def m_step(
     votes = _ignore_missing(votes, routing_map).flatten(5)
     r = assignments * _at_edges(activations, routing_map)[..., None]
     support = reduce(r, "n p s b c -> n p c", "sum")
-    share = r / rearrange(support.where(support > 0, 1), "n p c -> n p 1 1 c")
+    supported = support > least_support(support.dtype)
+    share = r / rearrange(support.where(supported, 1), "n p c -> n p 1 1 c")
     mean = einsum(share, votes, "n p s b c, n p s b c h -> n p c h")
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
     variance = einsum(share, deviation**2, "n p s b c, n p s b c h -> n p c h").clamp(min=variance_floor)
@@ -209,6 +210,11 @@ def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data
     if not mean_data:
         return 1.0
     return routing_map.num_children * in_caps / (routing_map.num_parents * out_caps)
+
+
+def least_support(dtype: torch.dtype) -> float:
+    """A parent that explains no more data than this explains nothing: its inverse would overflow."""
+    return 1e4 * torch.finfo(dtype).tiny
 
 
 def _silence(poses: Tensor, activations: Tensor) -> Tensor:
