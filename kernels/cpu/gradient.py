@@ -23,9 +23,10 @@ from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_iteration, pac
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
+    add_lanes_1,
     add_pose_gradient,
     add_vote_gradient_1,
-    add_vote_gradient_2,
+    add_vote_gradient_4,
     add_weight_gradient,
     assign_1,
     assign_4,
@@ -33,15 +34,13 @@ from tritoncaps.kernels.cpu.votes import (
     clear_16,
     deviations,
     set_uniform_vote_gradient_1,
-    set_uniform_vote_gradient_2,
+    set_uniform_vote_gradient_4,
     shifted_likelihood_and_gradient_1,
-    shifted_likelihood_and_gradient_2,
-    sum_lanes_1,
-    sum_lanes_16,
+    shifted_likelihood_and_gradient_4,
 )
 from tritoncaps.kernels.em_routing import Iteration
 
-TYPES = 4  # child types of a task
+TYPES = 8  # child types of a task
 TASKS = 16  # that images are split for, if there are few child types
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
@@ -144,90 +143,70 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     variable [T, 2].
     """
     B, S, P, lanes, vote = e.child_types, e.slots, e.parents_count, e.lanes, 16 * e.lanes
-    d = np.empty(TYPES * vote, e.poses.dtype)
-    dv = np.empty(TYPES * vote, e.poses.dtype)
-    dm = np.empty(TYPES * vote, e.poses.dtype)
-    l = np.empty(TYPES * lanes, e.poses.dtype)  # noqa: E741
-    G = np.empty(TYPES * lanes, e.poses.dtype)
-    r = np.empty(TYPES * lanes, e.poses.dtype)
-    g = np.empty(TYPES * lanes, e.poses.dtype)
-    sum_da = np.empty(TYPES * lanes, e.poses.dtype)
+    d = np.empty(4 * vote, e.poses.dtype)
+    dv = np.empty(4 * vote, e.poses.dtype)
+    l = np.empty(4 * lanes, e.poses.dtype)  # noqa: E741
+    G = np.empty(4 * lanes, e.poses.dtype)
+    r = np.empty(4 * lanes, e.poses.dtype)
+    g = np.empty(4 * lanes, e.poses.dtype)
+    sum_da = np.empty(4 * lanes, e.poses.dtype)
     task = next_task(counter)
     while task < tasks:
         first, part = task // parts * TYPES, task % parts
-        count = min(TYPES, B - first)
-        pairs = count - count % 2
-        for n in range(e.images * part // parts, e.images * (part + 1) // parts):
-            for c in range(e.children_count):
-                child = (n * e.children_count + c) * B + first
-                for j in range(count):
-                    clear_16(dm, j * vote)
-                    clear_1(sum_da, j * lanes)
-                for index in range(e.child_start[c], e.child_start[c + 1]):
-                    edge = e.child_edge[index]
-                    p, s = edge // S, edge % S
-                    for block in range(e.blocks):
-                        parent = (n * P + p) * e.blocks + block
-                        weight = ((e.weight_of[s] * e.blocks + block) * B + first) * vote
-                        for j in range(count):
-                            deviations(
-                                d, j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote,
-                                e.offset, 4 * s, minus_mean, parent * vote,
-                            )  # fmt: skip
-                            if kinds[-1] != UNIFORM:
-                                clear_16(dv, j * vote)
-                        for t in range(len(kinds) - 1, -1, -1):
-                            rows = (t * e.images * P * e.blocks + parent) * ITERATION * lanes
-                            group = ((t * e.images + n) * e.groups + e.group_of[edge]) * B + first
-                            if kinds[t] == UNIFORM:
-                                for j in range(0, pairs, 2):
-                                    set_uniform_vote_gradient_2(
-                                        dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
-                                        log_sum, group + j, e.activations, child + j,
-                                    )  # fmt: skip
-                                for j in range(pairs, count):
-                                    set_uniform_vote_gradient_1(
-                                        dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
-                                        log_sum, group + j, e.activations, child + j,
-                                    )  # fmt: skip
-                                continue
-                            for j in range(0, pairs, 2):
-                                shifted_likelihood_and_gradient_2(
-                                    l, j * lanes, G, j * lanes, d, j * vote, iterations, rows
-                                )
-                            for j in range(pairs, count):
-                                shifted_likelihood_and_gradient_1(
-                                    l, j * lanes, G, j * lanes, d, j * vote, iterations, rows
-                                )
-                            if count == 4:
-                                assign_4(
-                                    r, 0, g, 0, sum_da, 0, l, 0, G, 0,
-                                    log_sum, group, slope, group, e.activations, child, variable, 2 * t,
-                                )  # fmt: skip
-                            else:
-                                for j in range(count):
-                                    row = j * lanes
-                                    assign_1(
-                                        r, row, g, row, sum_da, row, l, row, G, row, log_sum, group + j,
-                                        slope, group + j, e.activations, child + j, variable, 2 * t,
-                                    )  # fmt: skip
-                            for j in range(0, pairs, 2):
-                                add_vote_gradient_2(
-                                    dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
-                                )
-                            for j in range(pairs, count):
-                                add_vote_gradient_1(
-                                    dv, j * vote, d, j * vote, r, j * lanes, g, j * lanes, iterations, rows
-                                )
-                        if needs_children:
-                            for j in range(count):
-                                add_pose_gradient(dm, j * vote, dv, j * vote, e.weight, weight + j * vote)
-                        if needs_weight:
-                            at = part * e.weights * e.blocks * B * vote + weight
-                            for j in range(count):
-                                add_weight_gradient(dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16)
-                if needs_children:
+        last = min(first + TYPES, B)
+        images = e.images * part // parts, e.images * (part + 1) // parts
+        for parent in range(images[0] * P * e.blocks, images[1] * P * e.blocks):
+            n, p, block = parent // (P * e.blocks), parent // e.blocks % P, parent % e.blocks
+            for s in range(S):
+                c = e.children[p * S + s]
+                if c < 0:
+                    continue
+                for b in range(first, last, 4):
+                    count = min(4, last - b)
+                    child = (n * e.children_count + c) * B + b
+                    weight = ((e.weight_of[s] * e.blocks + block) * B + b) * vote
                     for j in range(count):
-                        sum_lanes_16(dM, (child + j) * 16, dm, j * vote)
-                        sum_lanes_1(da, child + j, sum_da, j * lanes)
+                        deviations(
+                            d, j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote,
+                            e.offset, 4 * s, minus_mean, parent * vote,
+                        )  # fmt: skip
+                        clear_1(sum_da, j * lanes)
+                        if kinds[-1] != UNIFORM:
+                            clear_16(dv, j * vote)
+                    for t in range(len(kinds) - 1, -1, -1):
+                        rows = (t * e.images * P * e.blocks + parent) * ITERATION * lanes
+                        group = ((t * e.images + n) * e.groups + e.group_of[p * S + s]) * B + b
+                        if kinds[t] == UNIFORM and count == 4:
+                            set_uniform_vote_gradient_4(
+                                dv, 0, sum_da, 0, d, 0, iterations, rows, log_sum, group, e.activations, child
+                            )
+                        elif kinds[t] == UNIFORM:
+                            for j in range(count):
+                                set_uniform_vote_gradient_1(
+                                    dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
+                                    log_sum, group + j, e.activations, child + j,
+                                )  # fmt: skip
+                        elif count == 4:
+                            shifted_likelihood_and_gradient_4(l, 0, G, 0, d, 0, iterations, rows)
+                            assign_4(
+                                r, 0, g, 0, sum_da, 0, l, 0, G, 0,
+                                log_sum, group, slope, group, e.activations, child, variable, 2 * t,
+                            )  # fmt: skip
+                            add_vote_gradient_4(dv, 0, d, 0, r, 0, g, 0, iterations, rows)
+                        else:
+                            for j in range(count):
+                                shifted_likelihood_and_gradient_1(l, 0, G, 0, d, j * vote, iterations, rows)
+                                assign_1(
+                                    r, 0, g, 0, sum_da, j * lanes, l, 0, G, 0, log_sum, group + j,
+                                    slope, group + j, e.activations, child + j, variable, 2 * t,
+                                )  # fmt: skip
+                                add_vote_gradient_1(dv, j * vote, d, j * vote, r, 0, g, 0, iterations, rows)
+                    if needs_children:
+                        for j in range(count):
+                            add_pose_gradient(dM, (child + j) * 16, dv, j * vote, e.weight, weight + j * vote)
+                            add_lanes_1(da, child + j, sum_da, j * lanes)
+                    if needs_weight:
+                        at = part * e.weights * e.blocks * B * vote + weight
+                        for j in range(count):
+                            add_weight_gradient(dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16)
         task = next_task(counter)

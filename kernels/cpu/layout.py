@@ -57,8 +57,6 @@ class Edges(NamedTuple):
     group_of: NDArray  # int32 [P, S]: the group of competing parents that an edge belongs to
     group_start: NDArray  # int32 [G + 1]: group g has the edges group_edge[start[g]:start[g + 1]]
     group_edge: NDArray  # int32 [E]: p * S + s
-    child_start: NDArray  # int32 [L + 1]: child location c has the edges child_edge[start[c]:start[c + 1]]
-    child_edge: NDArray  # int32 [E]
     local: bool  # is competition local?
     images: int
     children_count: int  # L
@@ -92,8 +90,6 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         group_of=array(group_of),
         group_start=array(group_start),
         group_edge=array(group_edge),
-        child_start=array(tables.parents_start),
-        child_edge=array(tables.parents_pair),
         local=competition == "local",
         images=images,
         children_count=locations,

@@ -79,11 +79,14 @@ class Vector:
     def from_bits(self, bits: ir.Value) -> Vector:
         return self._make(self.builder.bitcast(bits, self.form.vector))
 
+    def shuffle(self, other: Vector, order: list[int]) -> Vector:
+        """Lanes of self (numbered from 0) and other (numbered from `lanes`) in the given order."""
+        mask = ir.Constant(ir.VectorType(_INT32, self.form.lanes), order)
+        return self._make(self.builder.shuffle_vector(self.value, other.value, mask))
+
     def rotate(self, lanes: int) -> Vector:
         """Lane i becomes lane i + lanes, cyclically."""
-        order = [(i + lanes) % self.form.lanes for i in range(self.form.lanes)]
-        mask = ir.Constant(ir.VectorType(_INT32, self.form.lanes), order)
-        return self._make(self.builder.shuffle_vector(self.value, self.value, mask))
+        return self.shuffle(self, [(i + lanes) % self.form.lanes for i in range(self.form.lanes)])
 
 
 class Rows:
@@ -159,6 +162,29 @@ def across(operation: Callable[[Vector, Vector], Vector], x: Vector) -> Vector:
 
 def add(x: Vector, y: Vector) -> Vector:
     return x + y
+
+
+def sum_each(rows: list[Vector]) -> Vector:
+    """Lane i is the sum of the lanes of rows[i], for as many rows as there are lanes.
+
+    Rows are joined in pairs, and halves of both are added. The halves are those of 16 bytes until the last
+    join, because shuffles within 16 bytes are cheap.
+    """
+    lanes, group = rows[0].form.lanes, 1
+    half, quarter = lanes // 2, lanes // 4
+    while len(rows) > 2:
+        low = [
+            source + base + k + i
+            for base in (0, half)
+            for k in range(0, quarter, group)
+            for source in (0, lanes)
+            for i in range(group)
+        ]
+        high = [i + quarter for i in low]
+        rows = [a.shuffle(b, low) + a.shuffle(b, high) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        group *= 2
+    low = [*range(half), *range(lanes, lanes + half)]
+    return rows[0].shuffle(rows[1], low) + rows[0].shuffle(rows[1], [i + half for i in low])
 
 
 # bits: (ln 2 in two parts, degree of the Taylor polynomial, number whose addition rounds to an integer,

@@ -24,6 +24,7 @@ from tritoncaps.kernels.cpu.simd import (
     maximum,
     microkernel,
     minimum,
+    sum_each,
     where,
 )
 
@@ -49,33 +50,42 @@ def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterat
 
 
 class _Quadratic:
-    """sum_h precision_h d_h^2, summed in four chains."""
+    """sum_h precision_h d_h^2, summed in so many chains, which do not wait for each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, chains: int) -> None:
+        self.chains = chains
         self.sums: dict[int, Vector] = {}
 
     def add(self, h: int, d: Vector, precision: Vector) -> None:
-        chain = h % 4
+        chain = h % self.chains
         self.sums[chain] = (
             fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
         )
 
     def value(self) -> Vector:
-        return (self.sums[0] + self.sums[1]) + (self.sums[2] + self.sums[3])
+        return _sum(list(self.sums.values()))
 
 
 class _Polynomial:
-    """2 sum_h (B_h + C_h d_h) d_h, summed in two chains."""
+    """2 sum_h (B_h + C_h d_h) d_h, in the same way."""
 
-    def __init__(self) -> None:
+    def __init__(self, chains: int) -> None:
+        self.chains = chains
         self.sums: dict[int, Vector] = {}
 
     def add(self, h: int, d: Vector, linear: Vector, twice_square: Vector) -> None:
-        chain, factor = h % 2, linear + fma(twice_square, d, linear)
+        chain, factor = h % self.chains, linear + fma(twice_square, d, linear)
         self.sums[chain] = fma(factor, d, self.sums[chain]) if chain in self.sums else factor * d
 
     def value(self) -> Vector:
-        return self.sums[0] + self.sums[1]
+        return _sum(list(self.sums.values()))
+
+
+def _sum(terms: list[Vector]) -> Vector:
+    """Pairwise."""
+    while len(terms) > 1:
+        terms = [x + y for x, y in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
 
 
 def _deviations_kernel(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
@@ -86,7 +96,7 @@ def _deviations_kernel(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent:
 
 def _likelihood(l: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:  # noqa: E741
     """l = constant - sum_h precision_h d_h^2."""
-    quadratic = _Quadratic()
+    quadratic = _Quadratic(4)
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Row.PRECISION + h])
     l[0] = parent[Row.CONSTANT] - quadratic.value()
@@ -101,7 +111,7 @@ def _likelihood_and_deviations(
     parent: Rows,
 ) -> None:
     """l, and d = V - mean."""
-    quadratic = _Quadratic()
+    quadratic = _Quadratic(4)
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
         quadratic.add(h, x, parent[Row.PRECISION + h])
@@ -117,7 +127,7 @@ def _likelihood_and_gradient(
     parent: Rows,
 ) -> None:
     """l, and G = A + sum_h (B_h + C_h d_h) d_h."""
-    quadratic, polynomial = _Quadratic(), _Polynomial()
+    quadratic, polynomial = _Quadratic(4), _Polynomial(2)
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Row.PRECISION + h])
         polynomial.add(h, x, parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
@@ -135,7 +145,7 @@ def _likelihood_gradient_and_deviations(
     parent: Rows,
 ) -> None:
     """l, G, and d = V - mean."""
-    quadratic, polynomial = _Quadratic(), _Polynomial()
+    quadratic, polynomial = _Quadratic(4), _Polynomial(2)
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
         quadratic.add(h, x, parent[Row.PRECISION + h])
@@ -229,6 +239,11 @@ def _add_assignment_gradient(count: int, da: Rows, l: Rows, G: Rows, log_sum: Ro
         da[j] = fma(R, G[j], da[j])
 
 
+def _add_lanes(count: int, numbers: Rows, rows: Rows) -> None:
+    for j in range(count):
+        numbers.set_element(j, across(add, rows[j]) + numbers.broadcast(j))
+
+
 def _sum_lanes(count: int, numbers: Rows, rows: Rows) -> None:
     for j in range(count):
         numbers.set_element(j, across(add, rows[j]))
@@ -241,7 +256,7 @@ def _clear(count: int, rows: Rows) -> None:
 
 def _shifted_likelihood_and_gradient(count: int, l: Rows, G: Rows, d: Rows, parent: Rows) -> None:  # noqa: E741
     """l and G of a later iteration, whose d is shifted."""
-    quadratics, polynomials = [_Quadratic() for _ in range(count)], [_Polynomial() for _ in range(count)]
+    quadratics, polynomials = [_Quadratic(1) for _ in range(count)], [_Polynomial(1) for _ in range(count)]
     for h in range(16):
         shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
         linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
@@ -304,18 +319,21 @@ def _set_uniform_vote_gradient(
         da[j] = fma(shares[j] * 0.5, twice[j], da[j])
 
 
-def _add_pose_gradient(dm: Rows, dv: Rows, weight: Rows) -> None:
-    """dM_xk += sum_q dV_xq W_kq; dm has a row of partial sums for each entry."""
+def _add_pose_gradient(dM: Rows, dv: Rows, weight: Rows) -> None:
+    """dM_xk += sum over lanes of sum_q dV_xq W_kq; dM holds 16 numbers."""
+    lanes = dM.form.lanes
     for x in (0, 2):
-        sums = {(i, k): dm[4 * (x + i) + k] for i in (0, 1) for k in range(4)}
+        sums: dict[tuple[int, int], Vector] = {}
         for q in range(4):
             gradients = [dv[4 * (x + i) + q] for i in (0, 1)]
             for k in range(4):
                 w = weight[4 * k + q]
                 for i in (0, 1):
-                    sums[i, k] = fma(gradients[i], w, sums[i, k])
-        for (i, k), value in sums.items():
-            dm[4 * (x + i) + k] = value
+                    sums[i, k] = fma(gradients[i], w, sums[i, k]) if q else gradients[i] * w
+        entries = [sums[i, k] for i in (0, 1) for k in range(4)]
+        for start in range(0, 8, lanes):
+            row = (4 * x + start) // lanes
+            dM[row] = dM[row] + sum_each(entries[start : start + lanes])
 
 
 def _add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
@@ -349,17 +367,18 @@ add_exponentials_1, add_exponentials_4 = microkernel(_add_exponentials, 1), micr
 join_exponentials = microkernel(_join_exponentials)
 add_assignment_gradient_1 = microkernel(_add_assignment_gradient, 1)
 add_assignment_gradient_4 = microkernel(_add_assignment_gradient, 4)
-sum_lanes_1, sum_lanes_16 = microkernel(_sum_lanes, 1), microkernel(_sum_lanes, 16)
+sum_lanes_1 = microkernel(_sum_lanes, 1)
+add_lanes_1 = microkernel(_add_lanes, 1)
 clear_1, clear_16 = microkernel(_clear, 1), microkernel(_clear, 16)
 
 shifted_likelihood_and_gradient_1 = microkernel(_shifted_likelihood_and_gradient, 1)
-shifted_likelihood_and_gradient_2 = microkernel(_shifted_likelihood_and_gradient, 2)
+shifted_likelihood_and_gradient_4 = microkernel(_shifted_likelihood_and_gradient, 4)
 assign_1, assign_4 = microkernel(_assign, 1), microkernel(_assign, 4)
-add_vote_gradient_1, add_vote_gradient_2 = (
+add_vote_gradient_1, add_vote_gradient_4 = (
     microkernel(_add_vote_gradient, 1),
-    microkernel(_add_vote_gradient, 2),
+    microkernel(_add_vote_gradient, 4),
 )
 set_uniform_vote_gradient_1 = microkernel(_set_uniform_vote_gradient, 1)
-set_uniform_vote_gradient_2 = microkernel(_set_uniform_vote_gradient, 2)
+set_uniform_vote_gradient_4 = microkernel(_set_uniform_vote_gradient, 4)
 add_pose_gradient = microkernel(_add_pose_gradient)
 add_weight_gradient = microkernel(_add_weight_gradient)
