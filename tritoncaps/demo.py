@@ -66,7 +66,7 @@ def evaluate(model: MatrixCapsNet, images: Tensor, labels: Tensor) -> float:
 
 
 def make_shapes(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Bright shapes of random place, size, angle, stretch and contrast: images [count, 1, 32, 32], labels [count]."""
+    """Bright shapes of random place, size, angle, stretch and contrast, standardised: images [count, 1, 32, 32], labels [count]."""
     random = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -82,6 +82,7 @@ def make_shapes(count: int, seed: int) -> tuple[Tensor, Tensor]:
     inside = torch.stack([_inside(shape, u, v) for shape in SHAPES])[labels, torch.arange(count)]
     noise = 0.3 * torch.randn(count, SIZE, SIZE, generator=random)
     images = inside * uniform(0.7, 1.6) + noise
+    images = (images - images.mean(dim=(1, 2), keepdim=True)) / images.std(dim=(1, 2), keepdim=True)
     return images[:, None], labels
 
 

@@ -125,7 +125,7 @@ class _RoutedCaps(nn.Module):
 class _ConvCaps(_RoutedCaps):
     dims: int
     initial_weight_std = 1.0
-    initial_beta_u = 0.25
+    initial_beta_u = 0.4
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class ClassCaps(_RoutedCaps):
     """
 
     initial_weight_std = 0.5
-    initial_beta_u = 0.0
+    initial_beta_u = 0.2
 
     def __init__(
         self,
