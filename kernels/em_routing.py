@@ -139,7 +139,7 @@ def backward(
     grad_beta_u, grad_beta_a = torch.zeros_like(beta_u), torch.zeros_like(beta_u)
     iterations: list[Iteration] = []
     for t in reversed(range(len(history))):
-        A, B, C, gbu, gba = _fit_backward(grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options)
+        A, B, C, gbu, gba = fit_backward(grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options)
         grad_beta_u += gbu
         grad_beta_a += gba
         if t == 0:
@@ -153,7 +153,7 @@ def backward(
         iteration = iteration._replace(da=backend.child_assignment_gradient(edges, iteration))
         iterations.append(iteration)
         moments = backend.parent_gradient_moments(edges, iteration)
-        grad_mean, grad_variance, grad_logit = _likelihood_backward(moments, history[t - 1])
+        grad_mean, grad_variance, grad_logit = likelihood_backward(moments, history[t - 1])
     grad_poses = grad_activations = grad_weight = None
     if needs_children and needs_weight and hasattr(backend, "child_and_weight_gradient"):
         grad_poses, grad_activations, grad_weight = backend.child_and_weight_gradient(edges, iterations)
@@ -175,7 +175,7 @@ def uniform_log_sum(tables: Tables, competition: str, activations: Tensor, num_t
     return competitors.to(activations.dtype).log()[None, :, None].repeat(images, 1, types)
 
 
-def _fit_backward(
+def fit_backward(
     grad_mean: Tensor,
     grad_variance: Tensor,
     grad_logit: Tensor,
@@ -203,7 +203,7 @@ def _recentre(A: Tensor, B: Tensor, C: Tensor, shift: Tensor) -> tuple[Tensor, T
     return A + ((B + C * shift) * shift).sum(dim=2), B + 2 * C * shift, C
 
 
-def _likelihood_backward(moments: Moments, statistics: Statistics) -> tuple[Tensor, Tensor, Tensor]:
+def likelihood_backward(moments: Moments, statistics: Statistics) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of mean, variance and logit of the iteration before, from the moments of dl."""
     _, variance, logit, _ = statistics
     total = moments.total[:, :, None]

@@ -1,6 +1,7 @@
 """EM routing in Triton: the three views, for CUDA, ROCm and Triton's interpreter."""
 
 from tritoncaps.kernels.triton.em_routing import (
+    child_and_weight_gradient,
     child_assignment_gradient,
     child_gradient,
     child_log_sum,
@@ -11,6 +12,7 @@ from tritoncaps.kernels.triton.em_routing import (
 )
 
 __all__ = [
+    "child_and_weight_gradient",
     "child_assignment_gradient",
     "child_gradient",
     "child_log_sum",

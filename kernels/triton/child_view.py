@@ -10,9 +10,9 @@ import triton.language as tl
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     assignment,
+    deviations,
     load_entries,
     log_likelihood,
-    pose_votes,
     start_of_votes,
     vote_gradient,
     weight_slope,
@@ -21,10 +21,30 @@ from tritoncaps.kernels.triton.votes import (
 
 
 @triton.jit
+def child_tile(N, B, BN: tl.constexpr, BB: tl.constexpr):
+    """Images, child types and the owner (a location or a group) of a program: images are fastest."""
+    n_images = tl.cdiv(N, BN)
+    n_types = tl.cdiv(B, BB)
+    i_program = tl.program_id(0)
+    o_n = ((i_program % n_images) * BN + tl.arange(0, BN)).to(tl.int64)[:, None, None]
+    o_b = ((i_program // n_images) % n_types) * BB + tl.arange(0, BB)[None, :, None]
+    return o_n, o_b, i_program // n_images // n_types
+
+
+@triton.jit
+def load_group(p_group_child, p_group_start, i_g):
+    """The child location of a group, and its range of pairs: empty in a missing slot."""
+    i_l = tl.load(p_group_child + i_g)
+    i_begin = tl.load(p_group_start + i_g)
+    i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)
+    return tl.maximum(i_l, 0), i_begin, i_end
+
+
+@triton.jit
 def load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE: tl.constexpr):
     """The activations and poses of a tile; what a silent child holds instead of a number is zero."""
     b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-    b_loaded = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_child, DTYPE)
+    b_loaded = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_child, ENTRIES, DTYPE)
     b_pose = ()
     for h in tl.static_range(ENTRIES):
         m_number = (b_a != 0) | (tl.abs(b_loaded[h]) < float("inf"))
@@ -32,11 +52,12 @@ def load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE: tl.const
     return b_a, b_pose
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "B", "C", "G"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G"])
 def log_sum_kernel(
     p_poses,
-    p_activations,
     p_weight,
+    p_votes,
+    p_activations,
     p_weight_of,
     p_offset,
     p_group_child,
@@ -50,34 +71,31 @@ def log_sum_kernel(
     N,
     L,
     P,
+    S,
     B,
     C,
     G,
+    H: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
 ):
     """log_sum_i = log sum_j exp(l_ij) over the parents j that compete for child i; zero if there are none.
 
-    p_poses [N, L, 16, B], p_activations [N, L, B], p_weight [K, B, 16, C], p_weight_of [S], p_offset [S, 4];
-    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision
-    [N, P, 16, C], p_constant [N, P, C]; p_out [N, G, B].
+    Votes: computed, from p_poses [N, L, 16, B] and p_weight [K, B, 16, C], then H = 16; or loaded, from p_votes
+    [N, P, S, B, H, C].
 
-    Program (image block, child type block, group), images fastest, writes p_out[images, group, types].
+    p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_group_child [G], p_group_start [G + 1],
+    p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision [N, P, H, C], p_constant [N, P, C]; p_out [N, G, B].
+
+    Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    n_images = tl.cdiv(N, BN)
-    n_types = tl.cdiv(B, BB)
-    i_program = tl.program_id(0)
-    i_g = i_program // n_images // n_types
-    o_n = ((i_program % n_images) * BN + tl.arange(0, BN)).to(tl.int64)[:, None, None]
-    o_b = ((i_program // n_images) % n_types) * BB + tl.arange(0, BB)[None, :, None]
+    o_n, o_b, i_g = child_tile(N, B, BN, BB)
     m_child = (o_n < N) & (o_b < B)
-    i_l = tl.load(p_group_child + i_g)
-    i_begin = tl.load(p_group_start + i_g)
-    i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)  # nobody votes from a missing slot
-    o_child = o_n * L + tl.maximum(i_l, 0)
-    _, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
+    i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
+    if p_votes is None:
+        _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_child, B, DTYPE)
 
     # every lane keeps a running maximum and a sum of its own parent types
     b_max = tl.full((BN, BB, BC), float("-inf"), DTYPE)
@@ -85,16 +103,24 @@ def log_sum_kernel(
     for i_pair in range(i_begin, i_end):
         i_s = tl.load(p_pair_slot + i_pair)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
-        o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_parent = (o_n < N) & (o_c < C)
-            b_mean = load_entries(p_mean + o_parent * ENTRIES * C + o_c, C, m_parent, DTYPE)
-            b_precision = load_entries(p_precision + o_parent * ENTRIES * C + o_c, C, m_parent, DTYPE)
-            b_constant = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=float("-inf"))
-            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), DTYPE)
-            b_d = pose_votes(b_pose, b_weight, start_of_votes(p_offset, i_s, b_mean, DTYPE))
-            b_l = log_likelihood(b_d, b_precision, b_constant)
+            b_l = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=float("-inf"))
+            for i_h in tl.static_range(0, H, ENTRIES):
+                COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
+                o_entry = (o_parent * H + i_h) * C + o_c
+                b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
+                b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
+                b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
+                if p_votes is None:
+                    p_block = p_weight + (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C + o_c
+                    b_weight = load_entries(p_block, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+                    b_d = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
+                else:
+                    p_edge_votes = p_votes + (((o_parent * S + i_s) * B + o_b) * H + i_h) * C + o_c
+                    b_d = deviations(None, None, p_edge_votes, C, m_child & (o_c < C), b_start, DTYPE)
+                b_l = log_likelihood(b_d, b_precision, b_l)
             b_new_max = tl.maximum(b_max, b_l)
             b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
             b_sum = b_sum * tl.exp(b_max - b_shift) + tl.exp(b_l - b_shift)
@@ -109,8 +135,8 @@ def log_sum_kernel(
 @triton.jit(do_not_specialize=["N", "L", "P", "B", "C", "G"])
 def assignment_gradient_kernel(
     p_poses,
-    p_activations,
     p_weight,
+    p_activations,
     p_weight_of,
     p_offset,
     p_group_child,
@@ -139,26 +165,18 @@ def assignment_gradient_kernel(
 
     R = exp(l - log_sum),  G = A + sum_h (B_h + C_h d_h) d_h,  d = V - mean.
 
-    p_poses [N, L, 16, B], p_activations [N, L, B], p_weight [K, B, 16, C], p_weight_of [S], p_offset [S, 4];
-    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B,
-    p_C [N, P, 16, C]; p_constant, p_A [N, P, C]; p_log_sum, p_out [N, G, B].
+    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
+    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C
+    [N, P, 16, C]; p_constant, p_A [N, P, C]; p_log_sum, p_out [N, G, B].
 
-    Program (image block, child type block, group), images fastest, writes p_out[images, group, types].
+    Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    n_images = tl.cdiv(N, BN)
-    n_types = tl.cdiv(B, BB)
-    i_program = tl.program_id(0)
-    i_g = i_program // n_images // n_types
-    o_n = ((i_program % n_images) * BN + tl.arange(0, BN)).to(tl.int64)[:, None, None]
-    o_b = ((i_program // n_images) % n_types) * BB + tl.arange(0, BB)[None, :, None]
+    o_n, o_b, i_g = child_tile(N, B, BN, BB)
     m_child = (o_n < N) & (o_b < B)
-    i_l = tl.load(p_group_child + i_g)
-    i_begin = tl.load(p_group_start + i_g)
-    i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)  # nobody votes from a missing slot
-    o_child = o_n * L + tl.maximum(i_l, 0)
+    i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     o_group = (o_n * G + i_g) * B + o_b
-    _, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
+    _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_child, B, DTYPE)
     b_log_sum = tl.load(p_log_sum + o_group, mask=m_child, other=0.0)
 
     b_da = tl.zeros((BN, BB, BC), DTYPE)
@@ -170,24 +188,68 @@ def assignment_gradient_kernel(
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_parent = (o_n < N) & (o_c < C)
             o_entry = o_parent * ENTRIES * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, DTYPE)
-            b_precision = load_entries(p_precision + o_entry, C, m_parent, DTYPE)
+            b_mean = load_entries(p_mean + o_entry, C, m_parent, ENTRIES, DTYPE)
+            b_precision = load_entries(p_precision + o_entry, C, m_parent, ENTRIES, DTYPE)
             b_constant = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=float("-inf"))
             b_A = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
-            b_B = load_entries(p_B + o_entry, C, m_parent, DTYPE)
-            b_C = load_entries(p_C + o_entry, C, m_parent, DTYPE)
-            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), DTYPE)
-            b_d = pose_votes(b_pose, b_weight, start_of_votes(p_offset, i_s, b_mean, DTYPE))
+            b_B = load_entries(p_B + o_entry, C, m_parent, ENTRIES, DTYPE)
+            b_C = load_entries(p_C + o_entry, C, m_parent, ENTRIES, DTYPE)
+            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+            b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
+            b_d = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
             b_da += b_R * weight_slope(b_d, b_A, b_B, b_C)
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
 
+@triton.jit(do_not_specialize=["P", "S", "N", "B", "C", "G"])
+def edge_product_kernel(
+    p_left,
+    p_right,
+    p_group_child,
+    p_group_start,
+    p_pair_parent,
+    p_pair_slot,
+    p_out,
+    N,
+    P,
+    S,
+    B,
+    C,
+    G,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """sum_j left_ij right_ij over the parents j that compete for child i, of two stored arrays.
+
+    p_left, p_right [N, P, S, B, C]; p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot
+    [pairs]; p_out [N, G, B].
+
+    Program (image block, child type block, group) writes p_out[images, group, types].
+    """
+    DTYPE: tl.constexpr = p_out.dtype.element_ty
+    o_n, o_b, i_g = child_tile(N, B, BN, BB)
+    m_child = (o_n < N) & (o_b < B)
+    _, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
+    b_sum = tl.zeros((BN, BB, BC), DTYPE)
+    for i_pair in range(i_begin, i_end):
+        o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
+        o_edge = ((o_parent * S + tl.load(p_pair_slot + i_pair)) * B + o_b) * C
+        for i_c in range(0, C, BC):
+            o_c = i_c + tl.arange(0, BC)[None, None, :]
+            b_left = tl.load(p_left + o_edge + o_c, mask=m_child & (o_c < C), other=0.0).to(DTYPE)
+            b_right = tl.load(p_right + o_edge + o_c, mask=m_child & (o_c < C), other=0.0).to(DTYPE)
+            b_sum = tl.fma(b_left, b_right, b_sum)
+    tl.store(p_out + (o_n * G + i_g) * B + o_b, tl.sum(b_sum, axis=2, keep_dims=True), mask=m_child)
+
+
 @triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "T", "n_soft"])
 def child_gradient_kernel(
     p_poses,
-    p_activations,
     p_weight,
+    p_activations,
+    p_dV,
     p_weight_of,
     p_offset,
     p_parents_start,
@@ -219,29 +281,25 @@ def child_gradient_kernel(
 ):
     """dM_i = sum_j dV_ij W_ij^T and da_i = sum_t sum_j R_ij G_ij over all parents j of child i.
 
-    dV is `vote_gradient` of the T iterations.
+    dV is `vote_gradient` of the T iterations, or loaded from p_dV [N, P, S, B, 16, C]; then there is no da.
 
-    p_poses [N, L, 16, B], p_activations [N, L, B], p_weight [K, B, 16, C], p_weight_of [S], p_offset [S, 4];
-    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C
-    [T, N, P, 16, C]; p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B];
-    p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
+    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
+    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C [T, N, P, 16, C];
+    p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_grad_poses [N, L, 16, B], p_grad_activations
+    [N, L, B].
 
-    Program (image block, child type block, child location), images fastest, writes its children's gradients.
+    Program (image block, child type block, child location) writes its children's gradients.
     """
-    DTYPE: tl.constexpr = p_mean.dtype.element_ty
-    n_images = tl.cdiv(N, BN)
-    n_types = tl.cdiv(B, BB)
-    i_program = tl.program_id(0)
-    i_l = i_program // n_images // n_types
-    o_n = ((i_program % n_images) * BN + tl.arange(0, BN)).to(tl.int64)[:, None, None]
-    o_b = ((i_program // n_images) % n_types) * BB + tl.arange(0, BB)[None, :, None]
+    DTYPE: tl.constexpr = p_grad_poses.dtype.element_ty
+    o_n, o_b, i_l = child_tile(N, B, BN, BB)
     m_child = (o_n < N) & (o_b < B)
     o_child = o_n * L + i_l
-    b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
+    if p_dV is None:
+        b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
     parents_step = N.to(tl.int64) * P * C
     groups_step = N.to(tl.int64) * G * B
 
-    b_dM = zero_entries(BN, BB, BC, DTYPE)
+    b_dM = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_da = tl.zeros((BN, BB, BC), DTYPE)
     for i_pair in range(tl.load(p_parents_start + i_l), tl.load(p_parents_start + i_l + 1)):
         i_p = tl.load(p_pair_parent + i_pair)
@@ -251,41 +309,45 @@ def child_gradient_kernel(
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_parent = (o_n < N) & (o_c < C)
-            o_entry = o_parent * ENTRIES * C + o_c
-            o_type = o_parent * C + o_c
-            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), DTYPE)
-            b_start = start_of_votes(p_offset, i_s, zero_entries(1, 1, 1, DTYPE), DTYPE)
-            b_dV, b_RG = vote_gradient(
-                pose_votes(b_pose, b_weight, b_start),
-                b_a,
-                p_mean + o_entry,
-                p_precision + o_entry,
-                p_B + o_entry,
-                p_C + o_entry,
-                p_constant + o_type,
-                p_A + o_type,
-                p_log_sum + o_group,
-                p_da + o_group,
-                parents_step * ENTRIES,
-                parents_step,
-                groups_step,
-                m_parent,
-                m_child,
-                C,
-                T,
-                n_soft,
-                BN,
-                BB,
-                BC,
-                DTYPE,
-            )
-            b_da += b_RG
+            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+            if p_dV is None:
+                o_entry = o_parent * ENTRIES * C + o_c
+                o_type = o_parent * C + o_c
+                b_start = start_of_votes(p_offset, i_s, zero_entries(1, 1, 1, ENTRIES, DTYPE), DTYPE)
+                b_dV, b_RG = vote_gradient(
+                    deviations(b_pose, b_weight, None, C, None, b_start, DTYPE),
+                    b_a,
+                    p_mean + o_entry,
+                    p_precision + o_entry,
+                    p_B + o_entry,
+                    p_C + o_entry,
+                    p_constant + o_type,
+                    p_A + o_type,
+                    p_log_sum + o_group,
+                    p_da + o_group,
+                    parents_step * ENTRIES,
+                    parents_step,
+                    groups_step,
+                    (o_n < N) & (o_c < C),
+                    m_child,
+                    C,
+                    T,
+                    n_soft,
+                    BN,
+                    BB,
+                    BC,
+                    DTYPE,
+                )
+                b_da += b_RG
+            else:
+                p_edge = p_dV + ((o_parent * S + i_s) * B + o_b) * ENTRIES * C + o_c
+                b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
             b_dM = add_product_transposed(b_dM, b_dV, b_weight)
     for h in tl.static_range(ENTRIES):
         b_grad = tl.sum(b_dM[h], axis=2, keep_dims=True)
         tl.store(p_grad_poses + o_child * ENTRIES * B + h * B + o_b, b_grad, mask=m_child)
-    tl.store(p_grad_activations + o_child * B + o_b, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
+    if p_dV is None:
+        tl.store(p_grad_activations + o_child * B + o_b, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
 
 @triton.jit

@@ -1,17 +1,21 @@
-"""Which tiles a layer gets: a pure function of its sizes, never of the batch, so that results are reproducible."""
+"""Which tiles a layer gets: a pure function of its sizes, not of the batch.
+
+So the same image gives the same bits in every batch, and a test can compile every kernel that a launch can ask for.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 WARP = 32
-FULL = 256  # programs at a batch of REFERENCE_BATCH that keep a large GPU busy
-REFERENCE_BATCH = 16
+PARENT_TYPES = (8, 16, 32)  # of a tile
+REFERENCE_BATCH = 16  # at which the splits fill
+PROGRAMS = 256  # a large GPU
 FEWEST_STEPS = 4  # of a split's loop
 
 
 class Tile(NamedTuple):
-    """[images, child types, parent types], and what a launch needs."""
+    """[images, child types, parent types] of a program, and its warps."""
 
     BN: int
     BB: int
@@ -23,36 +27,47 @@ class Config(NamedTuple):
     parent: Tile
     parent_splits: int
     child: Tile
-    child_gradient: Tile
-    weight: Tile
+    gradient: Tile  # of children and of the weight
     pair_splits: int
     image_splits: int
 
 
 def choose(P: int, S: int, B: int, C: int, K: int, pairs: int) -> Config:
-    """The configuration of a layer: P parent locations with S slots, B child and C parent types, K weight blocks
-    and the number of joined pairs of locations."""
-    BC = min(WARP, _power_of_two(C))
-    parent = _tile(4 if P >= 16 else 1, BC, 4)
-    owners = P * _blocks(C, BC) * _blocks(REFERENCE_BATCH, parent.BN)
-    steps = S * _blocks(B, parent.BB)
-    parent_splits = max(1, min(_blocks(FULL, owners), steps // FEWEST_STEPS))
-    child = _tile(2, BC, 4)
-    weight = _tile(1, BC, 4)
-    owners = K * _blocks(B, weight.BB) * _blocks(C, BC)
-    image_splits = min(8, _blocks(FULL, owners))
-    pair_splits = max(1, min(_blocks(FULL, owners * image_splits), pairs // K // 2))
-    return Config(parent, parent_splits, child, child, weight, pair_splits, image_splits)
+    """The configuration of a layer: P parent locations with S slots, B child and C parent types, K weight blocks and
+    the number of joined pairs of locations."""
+    BC = next((block for block in PARENT_TYPES if block >= C), PARENT_TYPES[-1])
+    parent = parent_tile(BC)
+    child, gradient = child_tiles(BC, few=B <= 8)
+    owners = P * blocks(C, BC) * blocks(REFERENCE_BATCH, parent.BN)
+    steps = S * blocks(B, parent.BB)
+    parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS))
+    owners = K * blocks(B, gradient.BB) * blocks(C, BC)
+    image_splits = min(REFERENCE_BATCH // 2, blocks(PROGRAMS, owners))
+    pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K // 2))
+    return Config(parent, parent_splits, child, gradient, pair_splits, image_splits)
 
 
-def _tile(BN: int, BC: int, num_warps: int) -> Tile:
-    """A tile with one element for each thread."""
-    return Tile(BN, num_warps * WARP // BC // BN, BC, num_warps)
+def parent_tile(BC: int) -> Tile:
+    """One element for each thread, of two images: they share the weight."""
+    return Tile(2, 2 * WARP // BC, BC, 4)
 
 
-def _blocks(size: int, block: int) -> int:
+def child_tiles(BC: int, few: bool) -> tuple[Tile, Tile]:
+    """The tiles of the child view, with two elements for each thread, and of the gradients, which need twice the
+    registers, with one. Child types share what is known of the parents; with few of them, images fill the tile."""
+    BB = 8 if few else 8 * WARP // BC
+    return Tile(8 * WARP // BC // BB, BB, BC, 4), Tile(8 * WARP // BC // BB, BB, BC, 8)
+
+
+def tiles() -> dict[str, list[Tile]]:
+    """Every tile that `choose` can return, by view."""
+    pairs = sorted({child_tiles(BC, few) for BC in PARENT_TYPES for few in (True, False)})
+    return {
+        "parent": [parent_tile(BC) for BC in PARENT_TYPES],
+        "child": [child for child, _ in pairs],
+        "gradient": [gradient for _, gradient in pairs],
+    }
+
+
+def blocks(size: int, block: int) -> int:
     return -(-size // block)
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()

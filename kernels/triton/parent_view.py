@@ -9,23 +9,25 @@ import triton.language as tl
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     assignment,
+    deviations,
     load_entries,
     log_likelihood,
-    pose_votes,
     start_of_votes,
     weight_slope,
     zero_entries,
 )
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "steps"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "H", "i_h", "steps"])
 def parent_view_kernel(
     p_poses,
-    p_activations,
     p_weight,
+    p_votes,
+    p_activations,
     p_children,
     p_weight_of,
     p_offset,
+    p_first_slot,
     p_parents_start,
     p_mean,
     p_precision,
@@ -35,6 +37,7 @@ def parent_view_kernel(
     p_B,
     p_C,
     p_da,
+    p_weights,
     p_out,
     N,
     L,
@@ -43,23 +46,29 @@ def parent_view_kernel(
     B,
     C,
     G,
+    H,
+    i_h,
     steps,
     WEIGHTS: tl.constexpr,
     LOCAL: tl.constexpr,
+    COUNT: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
 ):
     """sum_i w d, sum_i w d^2 and sum_i w over the children i of a parent, with d = V - mean.
 
-    WEIGHTS   "first"        w = a_i / competitors, of the parent's first slot only, and mean = 0
-              "uniform"      w = a_i / competitors
+    WEIGHTS   "uniform"      w = a_i / competitors
               "assignment"   w = r = R a_i,  R = exp(l - log_sum)
               "gradient"     w = r (G - da),  G = A + sum_h (B_h + C_h d_h) d_h
+              "stored"       w = weights a_i; weights alone if p_activations is None
 
-    p_poses [N, L, 16, B], p_activations [N, L, B], p_weight [K, B, 16, C], p_children [P, S], p_weight_of [S],
-    p_offset [S, 4], p_parents_start [L + 1]; p_mean, p_precision, p_B, p_C [N, P, 16, C]; p_constant, p_A
-    [N, P, C]; p_log_sum, p_da [N, G, B]; p_out [splits, N, P, 33, C].
+    Votes: computed, from p_poses [N, L, 16, B] and p_weight [K, B, 16, C], then COUNT = 16; or loaded, entries
+    i_h to i_h + COUNT of p_votes [N, P, S, B, H, C]. Without p_mean: of the parent's first slot only, and mean = 0.
+
+    p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_first_slot [P],
+    p_parents_start [L + 1]; p_mean, p_precision, p_B, p_C [N, P, COUNT, C]; p_constant, p_A [N, P, C]; p_log_sum,
+    p_da [N, G, B]; p_weights [N, P, S, B, C]; p_out [splits, N, P, 2 COUNT + 1, C].
 
     Program (image block, type block, p, split), images fastest: split k takes `steps` of the S * ceil(B / BB)
     pairs of a slot and a block of child types, and writes p_out[k, images, p, :, types].
@@ -77,39 +86,40 @@ def parent_view_kernel(
     m_c = o_c < C
     m_parent = m_n & m_c
     o_parent = o_n * P + i_p
+    o_entry = o_parent * COUNT * C + o_c
 
-    b_mean = zero_entries(BN, 1, BC, DTYPE)
-    if WEIGHTS != "first":
-        b_mean = load_entries(p_mean + o_parent * ENTRIES * C + o_c, C, m_parent, DTYPE)
+    b_mean = zero_entries(BN, 1, BC, COUNT, DTYPE)
+    if p_mean is not None:
+        b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
     if WEIGHTS == "assignment" or WEIGHTS == "gradient":
-        b_precision = load_entries(p_precision + o_parent * ENTRIES * C + o_c, C, m_parent, DTYPE)
+        b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
         b_constant = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=0.0)
     if WEIGHTS == "gradient":
-        b_B = load_entries(p_B + o_parent * ENTRIES * C + o_c, C, m_parent, DTYPE)
-        b_C = load_entries(p_C + o_parent * ENTRIES * C + o_c, C, m_parent, DTYPE)
+        b_B = load_entries(p_B + o_entry, C, m_parent, COUNT, DTYPE)
+        b_C = load_entries(p_C + o_entry, C, m_parent, COUNT, DTYPE)
         b_A = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
 
-    b_first = zero_entries(BN, BB, BC, DTYPE)
-    b_second = zero_entries(BN, BB, BC, DTYPE)
+    b_first = zero_entries(BN, BB, BC, COUNT, DTYPE)
+    b_second = zero_entries(BN, BB, BC, COUNT, DTYPE)
     b_total = tl.zeros((BN, BB, BC), DTYPE)
     n_blocks = tl.cdiv(B, BB)
     i_begin = i_split * steps
     i_end = tl.minimum(i_begin + steps, S * n_blocks)
-    is_done = False
+    if p_mean is None:
+        i_begin = tl.load(p_first_slot + i_p) * n_blocks
+        i_end = i_begin + n_blocks
     for i_s in range(i_begin // n_blocks, tl.cdiv(i_end, n_blocks)):
         i_l = tl.load(p_children + i_p * S + i_s)
         i_first = tl.maximum(i_begin - i_s * n_blocks, 0)
         i_last = tl.minimum(i_end - i_s * n_blocks, n_blocks)
         i_last = tl.where(i_l >= 0, i_last, 0)  # nobody votes from a missing slot
-        if WEIGHTS == "first":
-            i_last = tl.where(is_done, 0, i_last)
-            is_done = is_done | (i_l >= 0)
         i_l = tl.maximum(i_l, 0)
         b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
-        p_slot_weight = p_weight + tl.load(p_weight_of + i_s).to(tl.int64) * B * ENTRIES * C + o_c
         o_child = o_n * L + i_l
         o_group = o_n * G + (i_p * S + i_s if LOCAL else i_l)
-        if WEIGHTS == "first" or WEIGHTS == "uniform":
+        if p_weight is not None:
+            p_slot_weight = p_weight + tl.load(p_weight_of + i_s).to(tl.int64) * B * ENTRIES * C + o_c
+        if WEIGHTS == "uniform":
             n_competitors = C
             if not LOCAL:
                 n_competitors *= tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l)
@@ -117,13 +127,24 @@ def parent_view_kernel(
         for i_b in range(i_first * BB, i_last * BB, BB):
             o_b = i_b + tl.arange(0, BB)[None, :, None]
             m_child = m_n & (o_b < B)
-            b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-            m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
-            b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, DTYPE)
-            b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, (o_b < B) & m_c, DTYPE)
-            b_d = pose_votes(b_pose, b_weight, b_start)
-            if WEIGHTS == "first" or WEIGHTS == "uniform":
+            m_loud = m_child
+            if p_activations is not None:
+                b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
+                m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
+            o_edge = (o_parent * S + i_s) * B + o_b
+            if p_votes is None:
+                b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, ENTRIES, DTYPE)
+                b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, (o_b < B) & m_c, ENTRIES, DTYPE)
+                b_d = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
+            else:
+                p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
+                b_d = deviations(None, None, p_edge_votes, C, m_loud & m_c, b_start, DTYPE)
+            if WEIGHTS == "uniform":
                 b_w = b_share * b_a
+            elif WEIGHTS == "stored":
+                b_w = tl.load(p_weights + o_edge * C + o_c, mask=m_child & m_c, other=0.0).to(DTYPE)
+                if p_activations is not None:
+                    b_w *= b_a
             else:
                 b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_child, other=0.0)
                 b_w = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum) * b_a
@@ -133,15 +154,15 @@ def parent_view_kernel(
             b_total += b_w
             b_new_first = ()
             b_new_second = ()
-            for h in tl.static_range(ENTRIES):
+            for h in tl.static_range(COUNT):
                 b_wd = b_w * b_d[h]
                 b_new_first = b_new_first + (b_first[h] + b_wd,)
                 b_new_second = b_new_second + (tl.fma(b_wd, b_d[h], b_second[h]),)
             b_first = b_new_first
             b_second = b_new_second
 
-    p_entry = p_out + (i_split.to(tl.int64) * N * P + o_parent) * (2 * ENTRIES + 1) * C + o_c
-    for h in tl.static_range(ENTRIES):
-        tl.store(p_entry + h * C, tl.sum(b_first[h], axis=1, keep_dims=True), mask=m_parent)
-        tl.store(p_entry + (ENTRIES + h) * C, tl.sum(b_second[h], axis=1, keep_dims=True), mask=m_parent)
-    tl.store(p_entry + 2 * ENTRIES * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_parent)
+    p_moments = p_out + (i_split.to(tl.int64) * N * P + o_parent) * (2 * COUNT + 1) * C + o_c
+    for h in tl.static_range(COUNT):
+        tl.store(p_moments + h * C, tl.sum(b_first[h], axis=1, keep_dims=True), mask=m_parent)
+        tl.store(p_moments + (COUNT + h) * C, tl.sum(b_second[h], axis=1, keep_dims=True), mask=m_parent)
+    tl.store(p_moments + 2 * COUNT * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_parent)

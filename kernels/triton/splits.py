@@ -27,7 +27,5 @@ def add_splits(partial: Tensor) -> Tensor:
     if len(partial) == 1 or partial.numel() == 0:
         return partial[0]
     out = partial.new_empty(partial.shape[1:])
-    add_splits_kernel[(triton.cdiv(out.numel(), BLOCK),)](
-        partial, out, out.numel(), len(partial), BLOCK, num_warps=4
-    )
+    add_splits_kernel[(triton.cdiv(out.numel(), BLOCK),)](partial, out, out.numel(), len(partial), BLOCK, num_warps=4)
     return out

@@ -1,7 +1,7 @@
 """What all views share: the tile, the vote source and the formulas of an edge, as device functions.
 
-A tile is [images, child types, parent types] = [BN, BB, BC]. Every view computes the votes of such a tile in
-registers, one tile for each of the sixteen pose entries, and sums over the axes that it does not own:
+A tile is [images, child types, parent types] = [BN, BB, BC]. Every view holds the votes of such a tile in registers,
+one tile for each pose entry (a tuple), and sums over the axes that it does not own:
 
     parent view  over child types      child view  over parent types      weight view  over images
 
@@ -11,57 +11,66 @@ Names in kernels: i_ index of a program or of a loop, o_ offsets, m_ mask, p_ po
 import triton
 import triton.language as tl
 
-ENTRIES = tl.constexpr(16)
+ENTRIES = tl.constexpr(16)  # of a 4x4 pose; and the most that a tuple holds of a stored vote
 
 
 @triton.jit
-def load_entries(p_entry, step, mask, DTYPE: tl.constexpr):
-    """Sixteen tiles, one for each pose entry; the next entry is `step` further."""
+def load_entries(p_entry, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
+    """COUNT tiles, one for each pose entry; the next entry is `step` further."""
     b_entries = ()
-    for _ in tl.static_range(ENTRIES):
+    for _ in tl.static_range(COUNT):
         b_entries = b_entries + (tl.load(p_entry, mask=mask, other=0.0).to(DTYPE),)
         p_entry += step
     return b_entries
 
 
 @triton.jit
-def zero_entries(BN: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, DTYPE: tl.constexpr):
-    """Sixteen tiles of zeros."""
-    return (tl.zeros((BN, BB, BC), DTYPE),) * ENTRIES
+def zero_entries(BN: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, COUNT: tl.constexpr, DTYPE: tl.constexpr):
+    """COUNT tiles of zeros."""
+    b_entries = ()
+    for _ in tl.static_range(COUNT):
+        b_entries = b_entries + (tl.zeros((BN, BB, BC), DTYPE),)
+    return b_entries
 
 
 @triton.jit
 def start_of_votes(p_offset, i_s, b_centre, DTYPE: tl.constexpr):
     """offset - centre: where the sum that makes V - centre starts. The offset reaches the right-hand column.
 
-    p_offset [S, 4]; b_centre sixteen tiles.
+    p_offset [S, 4], None if the votes are stored; b_centre one tile for each entry.
     """
     b_start = ()
-    for h in tl.static_range(ENTRIES):
-        if h % 4 == 3:
-            b_start = b_start + (tl.load(p_offset + i_s * 4 + h // 4).to(DTYPE) - b_centre[h],)
-        else:
+    for h in tl.static_range(len(b_centre)):
+        if p_offset is None or h % 4 != 3:
             b_start = b_start + (-b_centre[h],)
+        else:
+            b_start = b_start + (tl.load(p_offset + i_s * 4 + h // 4).to(DTYPE) - b_centre[h],)
     return b_start
 
 
 @triton.jit
-def pose_votes(b_pose, b_weight, b_start):
-    """V_xq = start_xq + sum_y M_xy W_yq, in sixteen tiles [BN, BB, BC]."""
-    b_votes = ()
-    for h in tl.static_range(ENTRIES):
+def deviations(b_pose, b_weight, p_votes, step, mask, b_start, DTYPE: tl.constexpr):
+    """V + start: the vote source of every view. It loads V from p_votes, or, if that is None, computes it,
+
+    V_xq = sum_y M_xy W_yq, from sixteen tiles each of the pose [BN, BB, 1] and of the weight [1, BB, BC].
+    """
+    b_d = ()
+    for h in tl.static_range(len(b_start)):
         b_sum = b_start[h]
-        for y in tl.static_range(4):
-            b_sum = tl.fma(b_pose[h // 4 * 4 + y], b_weight[4 * y + h % 4], b_sum)
-        b_votes = b_votes + (b_sum,)
-    return b_votes
+        if p_votes is None:
+            for y in tl.static_range(4):
+                b_sum = tl.fma(b_pose[h // 4 * 4 + y], b_weight[4 * y + h % 4], b_sum)
+        else:
+            b_sum += tl.load(p_votes + h * step, mask=mask, other=0.0).to(DTYPE)
+        b_d = b_d + (b_sum,)
+    return b_d
 
 
 @triton.jit
 def log_likelihood(b_d, b_precision, b_constant):
     """l = constant - sum_h precision_h d_h^2."""
     b_distance = b_precision[0] * b_d[0] * b_d[0]
-    for h in tl.static_range(1, ENTRIES):
+    for h in tl.static_range(1, len(b_d)):
         b_distance = tl.fma(b_precision[h] * b_d[h], b_d[h], b_distance)
     return b_constant - b_distance
 
@@ -76,18 +85,9 @@ def assignment(b_likelihood, b_log_sum):
 def weight_slope(b_d, b_A, b_B, b_C):
     """G = A + sum_h (B_h + C_h d_h) d_h: the loss's slope in r."""
     b_G = b_A
-    for h in tl.static_range(ENTRIES):
+    for h in tl.static_range(len(b_d)):
         b_G = tl.fma(tl.fma(b_C[h], b_d[h], b_B[h]), b_d[h], b_G)
     return b_G
-
-
-@triton.jit
-def difference(b_left, b_right):
-    """Entry by entry."""
-    b_difference = ()
-    for h in tl.static_range(ENTRIES):
-        b_difference = b_difference + (b_left[h] - b_right[h],)
-    return b_difference
 
 
 @triton.jit
@@ -122,27 +122,28 @@ def vote_gradient(
     The pointers lead to the first iteration of a tile: p_mean, p_precision, p_B, p_C and p_constant, p_A of its
     parents, p_log_sum, p_da of its children. The steps lead to the next iteration.
     """
-    b_dV = zero_entries(BN, BB, BC, DTYPE)
+    b_dV = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_RG = tl.zeros((BN, BB, BC), DTYPE)
     for t in range(T):
-        o_entry = t * entries_step
-        b_d = difference(b_votes, load_entries(p_mean + o_entry, C, m_parent, DTYPE))
-        b_precision = load_entries(p_precision + o_entry, C, m_parent, DTYPE)
-        b_B = load_entries(p_B + o_entry, C, m_parent, DTYPE)
-        b_C = load_entries(p_C + o_entry, C, m_parent, DTYPE)
+        b_mean = load_entries(p_mean + t * entries_step, C, m_parent, ENTRIES, DTYPE)
+        b_precision = load_entries(p_precision + t * entries_step, C, m_parent, ENTRIES, DTYPE)
+        b_B = load_entries(p_B + t * entries_step, C, m_parent, ENTRIES, DTYPE)
+        b_C = load_entries(p_C + t * entries_step, C, m_parent, ENTRIES, DTYPE)
         b_constant = tl.load(p_constant + t * parents_step, mask=m_parent, other=float("-inf"))
         b_A = tl.load(p_A + t * parents_step, mask=m_parent, other=0.0)
         b_log_sum = tl.load(p_log_sum + t * groups_step, mask=m_child, other=0.0)
         b_da = tl.load(p_da + t * groups_step, mask=m_child, other=0.0)
+        b_d = ()
+        for h in tl.static_range(ENTRIES):
+            b_d = b_d + (b_votes[h] - b_mean[h],)
         b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
         b_G = weight_slope(b_d, b_A, b_B, b_C)
         b_RG += b_R * b_G
         b_r = b_R * b_a
-        b_r2 = 2 * b_r
-        b_dl = tl.where(t < n_soft, b_r2 * (b_da - b_G), 0.0)  # -2 dl
+        b_minus_2dl = tl.where(t < n_soft, 2 * b_r * (b_da - b_G), 0.0)
         b_sum = ()
         for h in tl.static_range(ENTRIES):
-            b_slope = tl.fma(b_r2, b_C[h], b_dl * b_precision[h])
+            b_slope = tl.fma(2 * b_r, b_C[h], b_minus_2dl * b_precision[h])
             b_sum = b_sum + (tl.fma(b_slope, b_d[h], tl.fma(b_r, b_B[h], b_dV[h])),)
         b_dV = b_sum
     return b_dV, b_RG

@@ -8,21 +8,20 @@ import triton.language as tl
 
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
+    deviations,
     load_entries,
-    pose_votes,
     start_of_votes,
     vote_gradient,
     zero_entries,
 )
 
 
-@triton.jit(
-    do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "K", "T", "n_soft", "pair_splits", "image_splits"]
-)
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "K", "T", "n_soft", "pair_splits", "image_splits"])
 def weight_view_kernel(
     p_poses,
-    p_activations,
     p_weight,
+    p_activations,
+    p_dV,
     p_offset,
     p_weight_start,
     p_pair_child,
@@ -56,12 +55,11 @@ def weight_view_kernel(
 ):
     """dW = sum over images and over the pairs of locations that use W of M^T dV.
 
-    dV is `vote_gradient` of the T iterations.
+    dV is `vote_gradient` of the T iterations, or loaded from p_dV [N, P, S, B, 16, C].
 
-    p_poses [N, L, 16, B], p_activations [N, L, B], p_weight [K, B, 16, C], p_offset [S, 4];
-    p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C
-    [T, N, P, 16, C]; p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B];
-    p_out [splits, K, B, 16, C].
+    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_offset [S, 4]; p_weight_start [K + 1],
+    p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C [T, N, P, 16, C]; p_constant,
+    p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_out [splits, K, B, 16, C].
 
     Program (child type block, parent type block, weight block, split): a split takes every pair_splits-th pair of
     the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, :, types].
@@ -77,53 +75,60 @@ def weight_view_kernel(
     o_c = ((i_program // n_child_types) % n_parent_types) * BC + tl.arange(0, BC)[None, None, :]
     m_weight = (o_b < B) & (o_c < C)
     o_weight = (i_k.to(tl.int64) * B + o_b) * ENTRIES * C + o_c
-    b_weight = load_entries(p_weight + o_weight, C, m_weight, DTYPE)
+    if p_dV is None:
+        b_weight = load_entries(p_weight + o_weight, C, m_weight, ENTRIES, DTYPE)
     parents_step = N.to(tl.int64) * P * C
     groups_step = N.to(tl.int64) * G * B
     i_begin = tl.load(p_weight_start + i_k)
     i_end = tl.load(p_weight_start + i_k + 1)
 
-    b_dW = zero_entries(BN, BB, BC, DTYPE)
+    b_dW = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     for i_pair in range(i_begin + i_split % pair_splits, i_end, pair_splits):
         i_l = tl.load(p_pair_child + i_pair)
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
-        b_start = start_of_votes(p_offset, i_s, zero_entries(1, 1, 1, DTYPE), DTYPE)
         for i_n in range(i_split // pair_splits * BN, N, image_splits * BN):
             o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
             m_child = (o_n < N) & (o_b < B)
             o_child = o_n * L + i_l
             o_parent = o_n * P + i_p
-            o_entry = o_parent * ENTRIES * C + o_c
-            o_type = o_parent * C + o_c
-            o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
-            b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-            m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
-            b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, DTYPE)
-            b_dV, _ = vote_gradient(
-                pose_votes(b_pose, b_weight, b_start),
-                b_a,
-                p_mean + o_entry,
-                p_precision + o_entry,
-                p_B + o_entry,
-                p_C + o_entry,
-                p_constant + o_type,
-                p_A + o_type,
-                p_log_sum + o_group,
-                p_da + o_group,
-                parents_step * ENTRIES,
-                parents_step,
-                groups_step,
-                (o_n < N) & (o_c < C),
-                m_child,
-                C,
-                T,
-                n_soft,
-                BN,
-                BB,
-                BC,
-                DTYPE,
-            )
+            p_pose = p_poses + o_child * ENTRIES * B + o_b
+            if p_dV is None:
+                b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
+                m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
+                b_pose = load_entries(p_pose, B, m_loud, ENTRIES, DTYPE)
+                o_entry = o_parent * ENTRIES * C + o_c
+                o_type = o_parent * C + o_c
+                o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
+                b_start = start_of_votes(p_offset, i_s, zero_entries(1, 1, 1, ENTRIES, DTYPE), DTYPE)
+                b_dV, _ = vote_gradient(
+                    deviations(b_pose, b_weight, None, C, None, b_start, DTYPE),
+                    b_a,
+                    p_mean + o_entry,
+                    p_precision + o_entry,
+                    p_B + o_entry,
+                    p_C + o_entry,
+                    p_constant + o_type,
+                    p_A + o_type,
+                    p_log_sum + o_group,
+                    p_da + o_group,
+                    parents_step * ENTRIES,
+                    parents_step,
+                    groups_step,
+                    (o_n < N) & (o_c < C),
+                    m_child,
+                    C,
+                    T,
+                    n_soft,
+                    BN,
+                    BB,
+                    BC,
+                    DTYPE,
+                )
+            else:
+                b_pose = load_entries(p_pose, B, m_child, ENTRIES, DTYPE)
+                p_edge = p_dV + ((o_parent * S + i_s) * B + o_b) * ENTRIES * C + o_c
+                b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
             b_dW = add_transposed_product(b_dW, b_pose, b_dV)
 
     p_block = p_out + i_split.to(tl.int64) * K * B * ENTRIES * C + o_weight

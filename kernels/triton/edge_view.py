@@ -1,0 +1,271 @@
+"""Stored votes: what is written once for each edge, for users who want the votes or the assignments themselves.
+
+A program owns BN images and BB child types of one pair of a parent location p and a slot s. Arrays of edges are
+[N, P, S, B, C] or [N, P, S, B, H, C]. In missing slots they are written as zeros and never read.
+"""
+
+import triton
+import triton.language as tl
+
+from tritoncaps.kernels.triton.child_view import child_tile
+from tritoncaps.kernels.triton.votes import (
+    ENTRIES,
+    assignment,
+    deviations,
+    load_entries,
+    log_likelihood,
+    start_of_votes,
+    weight_slope,
+    zero_entries,
+)
+
+
+@triton.jit
+def edge_tile(p_children, N, S, B, BN: tl.constexpr, BB: tl.constexpr):
+    """Images, child types, pair p * S + s and child location of a program; the mask of children that exist."""
+    o_n, o_b, i_pair = child_tile(N, B, BN, BB)
+    i_l = tl.load(p_children + i_pair)
+    return o_n, o_b, i_pair, tl.maximum(i_l, 0), (o_n < N) & (o_b < B) & (i_l >= 0)
+
+
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C"])
+def pose_votes_kernel(
+    p_poses,
+    p_weight,
+    p_children,
+    p_weight_of,
+    p_out,
+    N,
+    L,
+    P,
+    S,
+    B,
+    C,
+    DTYPE: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """V_ij = M_i W_ij.
+
+    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_children [P, S], p_weight_of [S]; p_out [N, P, S, B, 16, C].
+
+    Program (image block, child type block, pair) writes the pair's votes.
+    """
+    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
+    m_out = (o_n < N) & (o_b < B)
+    o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
+    o_weight = (tl.load(p_weight_of + i_pair % S).to(tl.int64) * B + o_b) * ENTRIES * C
+    b_pose = load_entries(p_poses + (o_n * L + i_l) * ENTRIES * B + o_b, B, m_child, ENTRIES, DTYPE)
+    b_start = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
+    for i_c in range(0, C, BC):
+        o_c = i_c + tl.arange(0, BC)[None, None, :]
+        b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+        b_votes = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
+        for h in tl.static_range(ENTRIES):
+            tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_out & (o_c < C))
+
+
+@triton.jit(do_not_specialize=["N", "P", "S", "B", "C"])
+def coordinate_addition_kernel(
+    p_votes,
+    p_offset,
+    p_out,
+    N,
+    P,
+    S,
+    B,
+    C,
+    DTYPE: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """V_ij + offset of the slot, in the right-hand column.
+
+    p_votes, p_out [N, P, S, B, 16, C], p_offset [S, 4].
+
+    Program (image block, child type block, pair) writes the pair's votes.
+    """
+    o_n, o_b, i_pair = child_tile(N, B, BN, BB)
+    m_child = (o_n < N) & (o_b < B)
+    o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
+    b_start = start_of_votes(p_offset, i_pair % S, zero_entries(BN, BB, BC, ENTRIES, DTYPE), DTYPE)
+    for i_c in range(0, C, BC):
+        o_c = i_c + tl.arange(0, BC)[None, None, :]
+        m_edge = m_child & (o_c < C)
+        b_votes = deviations(None, None, p_votes + o_edge + o_c, C, m_edge, b_start, DTYPE)
+        for h in tl.static_range(ENTRIES):
+            tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_edge)
+
+
+@triton.jit(do_not_specialize=["N", "P", "S", "B", "C", "G"])
+def assignment_kernel(
+    p_votes,
+    p_children,
+    p_mean,
+    p_precision,
+    p_constant,
+    p_log_sum,
+    p_out,
+    N,
+    P,
+    S,
+    B,
+    C,
+    G,
+    LOCAL: tl.constexpr,
+    H: tl.constexpr,
+    DTYPE: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """R_ij = exp(l_ij - log_sum_i).
+
+    p_votes [N, P, S, B, H, C], p_children [P, S]; p_mean, p_precision [N, P, H, C], p_constant [N, P, C]; p_log_sum
+    [N, G, B]; p_out [N, P, S, B, C].
+
+    Program (image block, child type block, pair) writes the pair's assignments.
+    """
+    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
+    m_out = (o_n < N) & (o_b < B)
+    o_edge = (o_n * P * S + i_pair) * B + o_b
+    o_parent = o_n * P + i_pair // S
+    o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
+    b_log_sum = tl.load(p_log_sum + o_group, mask=m_child, other=0.0)
+    for i_c in range(0, C, BC):
+        o_c = i_c + tl.arange(0, BC)[None, None, :]
+        m_parent = (o_n < N) & (o_c < C)
+        b_l = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=0.0)
+        for i_h in tl.static_range(0, H, ENTRIES):
+            COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
+            o_entry = (o_parent * H + i_h) * C + o_c
+            b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
+            b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
+            b_start = start_of_votes(None, 0, b_mean, DTYPE)
+            p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
+            b_d = deviations(None, None, p_edge_votes, C, m_child & (o_c < C), b_start, DTYPE)
+            b_l = log_likelihood(b_d, b_precision, b_l)
+        b_R = tl.where(m_child, assignment(b_l, b_log_sum), 0.0)
+        tl.store(p_out + o_edge * C + o_c, b_R, mask=m_out & (o_c < C))
+
+
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C"])
+def m_step_gradient_kernel(
+    p_votes,
+    p_assignments,
+    p_activations,
+    p_children,
+    p_mean,
+    p_A,
+    p_B,
+    p_C,
+    p_grad_votes,
+    p_grad_assignments,
+    p_slope,
+    N,
+    L,
+    P,
+    S,
+    B,
+    C,
+    H: tl.constexpr,
+    DTYPE: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """G_ij = A + sum_h (B_h + C_h d_h) d_h,  dR_ij = a_i G_ij,  dV_ij = R_ij a_i (B + 2 C d),  with d = V - mean.
+
+    p_votes [N, P, S, B, H, C], p_assignments [N, P, S, B, C], p_activations [N, L, B], p_children [P, S]; p_mean, p_B,
+    p_C [N, P, H, C], p_A [N, P, C]; p_grad_votes as the votes; p_grad_assignments and p_slope, which is G, as the
+    assignments.
+
+    Program (image block, child type block, pair) writes the pair's gradients.
+    """
+    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
+    m_out = (o_n < N) & (o_b < B)
+    o_edge = (o_n * P * S + i_pair) * B + o_b
+    o_parent = o_n * P + i_pair // S
+    b_a = tl.load(p_activations + (o_n * L + i_l) * B + o_b, mask=m_child, other=0.0).to(DTYPE)
+    for i_c in range(0, C, BC):
+        o_c = i_c + tl.arange(0, BC)[None, None, :]
+        m_parent = (o_n < N) & (o_c < C)
+        m_edge = m_child & (o_c < C)
+        b_r = b_a * tl.load(p_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
+        b_G = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
+        for i_h in tl.static_range(0, H, ENTRIES):
+            COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
+            o_entry = (o_parent * H + i_h) * C + o_c
+            b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
+            b_B = load_entries(p_B + o_entry, C, m_parent, COUNT, DTYPE)
+            b_C = load_entries(p_C + o_entry, C, m_parent, COUNT, DTYPE)
+            b_start = start_of_votes(None, 0, b_mean, DTYPE)
+            o_vote = (o_edge * H + i_h) * C + o_c
+            b_d = deviations(None, None, p_votes + o_vote, C, m_edge, b_start, DTYPE)
+            b_G = weight_slope(b_d, b_G, b_B, b_C)
+            for h in tl.static_range(COUNT):
+                b_dV = b_r * tl.fma(2 * b_C[h], b_d[h], b_B[h])
+                tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & (o_c < C))
+        b_G = tl.where(m_child, b_G, 0.0)
+        tl.store(p_slope + o_edge * C + o_c, b_G, mask=m_out & (o_c < C))
+        tl.store(p_grad_assignments + o_edge * C + o_c, b_a * b_G, mask=m_out & (o_c < C))
+
+
+@triton.jit(do_not_specialize=["N", "P", "S", "B", "C", "G"])
+def e_step_gradient_kernel(
+    p_votes,
+    p_assignments,
+    p_grad_assignments,
+    p_children,
+    p_mean,
+    p_precision,
+    p_dot,
+    p_dl,
+    p_grad_votes,
+    N,
+    P,
+    S,
+    B,
+    C,
+    G,
+    LOCAL: tl.constexpr,
+    H: tl.constexpr,
+    DTYPE: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """dl_ij = R_ij (dR_ij - sum_j' R_ij' dR_ij'),  dV_ij = -2 dl_ij precision d,  with d = V - mean.
+
+    p_votes [N, P, S, B, H, C]; p_assignments and p_grad_assignments [N, P, S, B, C], p_children [P, S]; p_mean,
+    p_precision [N, P, H, C]; p_dot, the sums over j', [N, G, B]; p_dl as the assignments, p_grad_votes as the votes.
+
+    Program (image block, child type block, pair) writes the pair's gradients.
+    """
+    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
+    m_out = (o_n < N) & (o_b < B)
+    o_edge = (o_n * P * S + i_pair) * B + o_b
+    o_parent = o_n * P + i_pair // S
+    o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
+    b_dot = tl.load(p_dot + o_group, mask=m_child, other=0.0)
+    for i_c in range(0, C, BC):
+        o_c = i_c + tl.arange(0, BC)[None, None, :]
+        m_parent = (o_n < N) & (o_c < C)
+        m_edge = m_child & (o_c < C)
+        b_R = tl.load(p_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
+        b_dR = tl.load(p_grad_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
+        b_dl = b_R * (b_dR - b_dot)
+        tl.store(p_dl + o_edge * C + o_c, b_dl, mask=m_out & (o_c < C))
+        for i_h in tl.static_range(0, H, ENTRIES):
+            COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
+            o_entry = (o_parent * H + i_h) * C + o_c
+            b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
+            b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
+            b_start = start_of_votes(None, 0, b_mean, DTYPE)
+            o_vote = (o_edge * H + i_h) * C + o_c
+            b_d = deviations(None, None, p_votes + o_vote, C, m_edge, b_start, DTYPE)
+            for h in tl.static_range(COUNT):
+                b_dV = -2 * b_dl * b_precision[h] * b_d[h]
+                tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & (o_c < C))

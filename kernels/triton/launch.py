@@ -1,0 +1,134 @@
+"""The inputs of a call as kernels read them, and how a kernel is launched on them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tritoncaps.kernels.triton import config
+from tritoncaps.routing_map import Tables
+
+
+class Pairs(NamedTuple):
+    """The joined pairs of a map, in two orders. All are int32."""
+
+    first_slot: Tensor  # [P]  the first slot of a parent location that is not missing
+    parent: Tensor  # [pairs]  in the order of Tables.parents_pair
+    slot: Tensor  # [pairs]
+    weight_start: Tensor  # [K + 1]  the pairs that use weight block k, in the arrays below
+    weight_child: Tensor  # [pairs]
+    weight_parent: Tensor  # [pairs]
+    weight_slot: Tensor  # [pairs]
+
+
+class Groups(NamedTuple):
+    """The parents that compete for a child: group g owns pairs start[g] to start[g + 1]. All are int32."""
+
+    child: Tensor  # [G]  child location, or -1
+    start: Tensor  # [G + 1]
+    parent: Tensor  # [pairs]
+    slot: Tensor  # [pairs]
+
+
+class Edges(NamedTuple):
+    """The inputs of a call: poses and weight, or the votes themselves."""
+
+    poses: Tensor | None  # [N, L, 16, B]
+    weight: Tensor | None  # [K, B, 16, C]
+    votes: Tensor | None  # [N, P, S, B, H, C]
+    activations: Tensor | None  # [N, L, B]
+    offset: Tensor | None  # [S, 4]
+    tables: Tables
+    pairs: Pairs
+    groups: Groups
+    local: bool
+    dtype: torch.dtype  # of the arithmetic and of all that is not an input
+    config: config.Config
+    sizes: dict[str, int]  # N, L, P, S, B, C and G
+
+    def empty(self, *shape: int) -> Tensor:
+        return self.tables.children.new_empty(shape, dtype=self.dtype)
+
+
+def make_edges(
+    tables: Tables,
+    competition: str,
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    poses: Tensor | None = None,
+    weight: Tensor | None = None,
+    votes: Tensor | None = None,
+    activations: Tensor | None = None,
+) -> Edges:
+    """Pack the inputs of a call, of `sizes` N, B and C."""
+    N, B, C = sizes
+    P, S = tables.children.shape
+    K = S if weight is None else len(weight)
+    pairs = _pairs(tables, K)
+    groups = _local_groups(tables) if competition == "local" else _global_groups(tables, pairs)
+    return Edges(
+        poses,
+        None if weight is None else weight.reshape(K, B, C, 16).transpose(2, 3).contiguous(),
+        votes,
+        activations,
+        None if weight is None else tables.offset.to(dtype),
+        tables,
+        pairs,
+        groups,
+        competition == "local",
+        dtype,
+        config.choose(P, S, B, C, K, len(pairs.slot)),
+        {"N": N, "L": len(tables.parents_start) - 1, "P": P, "S": S, "B": B, "C": C, "G": len(groups.child)},
+    )
+
+
+def arithmetic(*tensors: Tensor) -> torch.dtype:
+    """float16 and bfloat16 are for storage: compute in float32."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def launch(kernel: Any, programs: int, tile: config.Tile, *pointers: Tensor | None, **numbers: Any) -> None:
+    """Run every program of a kernel; nothing if there is nothing to do.
+
+    Of `numbers`, sizes that the kernel has no argument for are left out.
+    """
+    if programs:
+        known = {name: number for name, number in numbers.items() if name in kernel.arg_names}
+        kernel[(programs,)](*pointers, **known, **tile._asdict())
+
+
+def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
+
+
+_cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _pairs(tables: Tables, num_weights: int) -> Pairs:
+    """The pairs of a map, made once."""
+    if tables.parents_pair not in _cache:
+        num_slots = tables.children.shape[1]
+        parent, slot = tables.parents_pair // num_slots, tables.parents_pair % num_slots
+        weight, order = tables.weight_of[slot.long()].sort(stable=True)
+        blocks = torch.arange(num_weights + 1, dtype=torch.int32, device=weight.device)
+        child = tables.children.reshape(-1)[tables.parents_pair.long()]
+        start = torch.searchsorted(weight, blocks).int()
+        first = (tables.children >= 0).int().argmax(dim=1).int()
+        _cache[tables.parents_pair] = Pairs(first, parent, slot, start, child[order], parent[order], slot[order])
+    return _cache[tables.parents_pair]
+
+
+def _global_groups(tables: Tables, pairs: Pairs) -> Groups:
+    """A group for each child location."""
+    child = torch.arange(len(tables.parents_start) - 1, dtype=torch.int32, device=pairs.slot.device)
+    return Groups(child, tables.parents_start, pairs.parent, pairs.slot)
+
+
+def _local_groups(tables: Tables) -> Groups:
+    """A group for each slot of each parent location, with one pair."""
+    P, S = tables.children.shape
+    pair = torch.arange(P * S + 1, dtype=torch.int32, device=tables.children.device)
+    return Groups(tables.children.reshape(-1), pair, pair // S, pair % S)
