@@ -109,16 +109,18 @@ _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def _pairs(tables: Tables, num_weights: int) -> Pairs:
     """The pairs of a map, made once."""
-    if tables.parents_pair not in _cache:
+    pairs = _cache.get(tables.parents_pair)
+    if pairs is None or len(pairs.weight_start) <= num_weights:
         num_slots = tables.children.shape[1]
         parent, slot = tables.parents_pair // num_slots, tables.parents_pair % num_slots
         weight, order = tables.weight_of[slot.long()].sort(stable=True)
-        blocks = torch.arange(num_weights + 1, dtype=torch.int32, device=weight.device)
+        weights = torch.arange(num_weights + 1, dtype=torch.int32, device=weight.device)
         child = tables.children.reshape(-1)[tables.parents_pair.long()]
-        start = torch.searchsorted(weight, blocks).int()
+        start = torch.searchsorted(weight, weights).int()
         first = (tables.children >= 0).int().argmax(dim=1).int()
-        _cache[tables.parents_pair] = Pairs(first, parent, slot, start, child[order], parent[order], slot[order])
-    return _cache[tables.parents_pair]
+        pairs = Pairs(first, parent, slot, start, child[order], parent[order], slot[order])
+        _cache[tables.parents_pair] = pairs
+    return pairs
 
 
 def _global_groups(tables: Tables, pairs: Pairs) -> Groups:

@@ -16,7 +16,7 @@ def add_splits_kernel(p_partial, p_out, size, SPLITS: tl.constexpr, BLOCK: tl.co
     o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m_i = o_i < size
     b_sum = tl.zeros((BLOCK,), p_out.dtype.element_ty)
-    for i_split in range(SPLITS):
+    for _ in range(SPLITS):
         b_sum += tl.load(p_partial + o_i, mask=m_i, other=0.0)
         p_partial += size
     tl.store(p_out + o_i, b_sum, mask=m_i)
