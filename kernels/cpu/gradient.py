@@ -19,28 +19,30 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_iteration, pack_minus_mean
+from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_iterations, pack_minus_mean
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
     add_lanes_1,
+    add_likelihood_and_gradient_1,
+    add_likelihood_and_gradient_4,
     add_pose_gradient,
+    add_uniform_assignment_gradient_1,
     add_vote_gradient_1,
     add_vote_gradient_4,
     add_weight_gradient,
     assign_1,
     assign_4,
     clear_1,
+    clear_4,
     clear_16,
     deviations,
     set_uniform_vote_gradient_1,
     set_uniform_vote_gradient_4,
-    shifted_likelihood_and_gradient_1,
-    shifted_likelihood_and_gradient_4,
 )
 from tritoncaps.kernels.em_routing import Iteration
 
-TYPES = 8  # child types of a task
+TYPES = 16  # child types of a task, at most: the more, the less often parents are read
 TASKS = 16  # that images are split for, if there are few child types
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
@@ -60,21 +62,24 @@ def child_and_weight_gradient(
     children = (N, L, B) if needs_children else (0, 0, 0)
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.zeros(children, dtype=dtype)
     kinds = [_kind(i) for i in iterations]
-    ranges = -(-B // TYPES)
-    parts = _parts_of_images(edges, ranges) if needs_weight else N
+    parts = _parts_of_images(edges) if needs_weight else N
+    types = TYPES
+    while types > 4 and parts * -(-B // types) < 4 * torch.get_num_threads():
+        types //= 2
     dW = torch.zeros(
         parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes, dtype=dtype
     )
     run(
         _gradient_kernel,
-        parts * ranges,
+        parts * -(-B // types),
         parts,
+        types,
         edges,
         array(dM),
         array(da),
         array(dW),
         array(pack_minus_mean(edges, iterations[0].gaussian)),
-        array(torch.stack([pack_iteration(edges, i, iterations[0].gaussian) for i in iterations])),
+        array(pack_iterations(edges, iterations)),
         array(
             torch.stack(
                 [i.log_sum if k else (-i.log_sum).exp() for i, k in zip(iterations, kinds, strict=True)]
@@ -109,9 +114,10 @@ def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor | N
     return child_and_weight_gradient(edges, iterations, needs_children=False)[2]
 
 
-def _parts_of_images(edges: Edges, ranges: int) -> int:
+def _parts_of_images(edges: Edges) -> int:
+    """Depends on sizes only, because it decides the order of the sum over images."""
     affordable = max(1, PARTS_BYTES // max(1, edges.weight.nbytes))
-    return min(edges.images, affordable, -(-TASKS // ranges))
+    return min(edges.images, affordable, -(-TASKS * 4 // edges.child_types))
 
 
 def _kind(iteration: Iteration) -> int:
@@ -133,7 +139,7 @@ def _of_children(edges: Edges, of_groups: Tensor) -> Tensor:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, parts, e, dM, da, dW, minus_mean, iterations, log_sum, slope, kinds, variable,
+    counter, tasks, parts, types, e, dM, da, dW, minus_mean, iterations, log_sum, slope, kinds, variable,
     needs_children, needs_weight,
 ):  # fmt: skip
     """dM [N, L, B, 16], da [N, L, B], dW [parts, K, blocks, B, 16, lanes], all zero at first, from
@@ -145,15 +151,15 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     B, S, P, lanes, vote = e.child_types, e.slots, e.parents_count, e.lanes, 16 * e.lanes
     d = np.empty(4 * vote, e.poses.dtype)
     dv = np.empty(4 * vote, e.poses.dtype)
-    l = np.empty(4 * lanes, e.poses.dtype)  # noqa: E741
-    G = np.empty(4 * lanes, e.poses.dtype)
+    quadratic = np.empty(4 * lanes, e.poses.dtype)
+    polynomial = np.empty(4 * lanes, e.poses.dtype)
     r = np.empty(4 * lanes, e.poses.dtype)
     g = np.empty(4 * lanes, e.poses.dtype)
     sum_da = np.empty(4 * lanes, e.poses.dtype)
     task = next_task(counter)
     while task < tasks:
-        first, part = task // parts * TYPES, task % parts
-        last = min(first + TYPES, B)
+        first, part = task // parts * types, task % parts
+        last = min(first + types, B)
         images = e.images * part // parts, e.images * (part + 1) // parts
         for parent in range(images[0] * P * e.blocks, images[1] * P * e.blocks):
             n, p, block = parent // (P * e.blocks), parent // e.blocks % P, parent % e.blocks
@@ -176,31 +182,48 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                     for t in range(len(kinds) - 1, -1, -1):
                         rows = (t * e.images * P * e.blocks + parent) * ITERATION * lanes
                         group = ((t * e.images + n) * e.groups + e.group_of[p * S + s]) * B + b
-                        if kinds[t] == UNIFORM and count == 4:
-                            set_uniform_vote_gradient_4(
-                                dv, 0, sum_da, 0, d, 0, iterations, rows, log_sum, group, e.activations, child
-                            )
-                        elif kinds[t] == UNIFORM:
+                        clear_4(quadratic, 0)
+                        clear_4(polynomial, 0)
+                        if kinds[t] == UNIFORM:
+                            for h in range(0, vote, 4 * lanes):
+                                if count == 4:
+                                    set_uniform_vote_gradient_4(
+                                        dv, h, polynomial, 0, d, h, iterations, rows + h,
+                                        log_sum, group, e.activations, child,
+                                    )  # fmt: skip
+                                else:
+                                    for j in range(count):
+                                        set_uniform_vote_gradient_1(
+                                            dv, j * vote + h, polynomial, j * lanes, d, j * vote + h,
+                                            iterations, rows + h, log_sum, group + j, e.activations, child + j,
+                                        )  # fmt: skip
                             for j in range(count):
-                                set_uniform_vote_gradient_1(
-                                    dv, j * vote, sum_da, j * lanes, d, j * vote, iterations, rows,
-                                    log_sum, group + j, e.activations, child + j,
-                                )  # fmt: skip
+                                add_uniform_assignment_gradient_1(
+                                    sum_da, j * lanes, polynomial, j * lanes, iterations, rows, log_sum, group + j
+                                )
                         elif count == 4:
-                            shifted_likelihood_and_gradient_4(l, 0, G, 0, d, 0, iterations, rows)
+                            for h in range(0, vote, 4 * lanes):
+                                add_likelihood_and_gradient_4(quadratic, 0, polynomial, 0, d, h, iterations, rows + h)
                             assign_4(
-                                r, 0, g, 0, sum_da, 0, l, 0, G, 0,
+                                r, 0, g, 0, sum_da, 0, quadratic, 0, polynomial, 0, iterations, rows,
                                 log_sum, group, slope, group, e.activations, child, variable, 2 * t,
                             )  # fmt: skip
-                            add_vote_gradient_4(dv, 0, d, 0, r, 0, g, 0, iterations, rows)
+                            for h in range(0, vote, 4 * lanes):
+                                add_vote_gradient_4(dv, h, d, h, r, 0, g, 0, iterations, rows + h)
                         else:
                             for j in range(count):
-                                shifted_likelihood_and_gradient_1(l, 0, G, 0, d, j * vote, iterations, rows)
+                                row = j * lanes
+                                for h in range(0, vote, 4 * lanes):
+                                    add_likelihood_and_gradient_1(
+                                        quadratic, row, polynomial, row, d, j * vote + h, iterations, rows + h
+                                    )
                                 assign_1(
-                                    r, 0, g, 0, sum_da, j * lanes, l, 0, G, 0, log_sum, group + j,
-                                    slope, group + j, e.activations, child + j, variable, 2 * t,
+                                    r, row, g, row, sum_da, row, quadratic, row, polynomial, row, iterations, rows,
+                                    log_sum, group + j, slope, group + j, e.activations, child + j, variable, 2 * t,
                                 )  # fmt: skip
-                                add_vote_gradient_1(dv, j * vote, d, j * vote, r, 0, g, 0, iterations, rows)
+                                for h in range(0, vote, 4 * lanes):
+                                    at = j * vote + h
+                                    add_vote_gradient_1(dv, at, d, at, r, row, g, row, iterations, rows + h)
                     if needs_children:
                         for j in range(count):
                             add_pose_gradient(dM, (child + j) * 16, dv, j * vote, e.weight, weight + j * vote)

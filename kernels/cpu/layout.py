@@ -9,6 +9,7 @@ of them from one address.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -128,15 +129,20 @@ def pack_minus_mean(e: Edges, gaussian: Gaussian) -> Tensor:
     return rows
 
 
-def pack_iteration(e: Edges, iteration: Iteration, base: Gaussian | None = None) -> Tensor:
-    """[N, P, blocks, Row.ITERATION, lanes]; with ``base``, d is V - base.mean + shift."""
+def pack_iteration(e: Edges, iteration: Iteration) -> Tensor:
+    """[N, P, blocks, Row.ITERATION, lanes]."""
     rows = _empty_rows(e, iteration.A, Row.ITERATION)
-    _fill_gaussian(e, rows, iteration.gaussian)
-    if base is not None:
-        _fill(e, rows, Row.SHIFT, base.mean - iteration.gaussian.mean)
-    _fill(e, rows, Row.LINEAR, iteration.B)
-    _fill(e, rows, Row.TWICE_SQUARE, 2 * iteration.C)
-    _fill(e, rows, Row.OFFSET, iteration.A[:, :, None])
+    _fill_iteration(e, rows, iteration)
+    return rows
+
+
+def pack_iterations(e: Edges, iterations: Sequence[Iteration]) -> Tensor:
+    """[T, N, P, blocks, Row.ITERATION, lanes]; instead of means, what is added to d of the first iteration."""
+    base = iterations[0].gaussian.mean
+    rows = _empty_rows(e, base, Row.ITERATION, len(iterations))
+    for of_iteration, iteration in zip(rows, iterations, strict=True):
+        _fill_iteration(e, of_iteration, iteration)
+        _fill(e, of_iteration, Row.SHIFT, base - iteration.gaussian.mean)
     return rows
 
 
@@ -150,8 +156,15 @@ def array(x: Tensor) -> Any:
     return x.detach().reshape(-1).numpy()
 
 
-def _empty_rows(e: Edges, like: Tensor, rows: int) -> Tensor:
-    return like.new_empty(e.images, e.parents_count, e.blocks, rows, e.lanes)
+def _empty_rows(e: Edges, like: Tensor, rows: int, *leading: int) -> Tensor:
+    return like.new_empty(*leading, e.images, e.parents_count, e.blocks, rows, e.lanes)
+
+
+def _fill_iteration(e: Edges, rows: Tensor, iteration: Iteration) -> None:
+    _fill_gaussian(e, rows, iteration.gaussian)
+    _fill(e, rows, Row.LINEAR, iteration.B)
+    _fill(e, rows, Row.TWICE_SQUARE, 2 * iteration.C)
+    _fill(e, rows, Row.OFFSET, iteration.A[:, :, None])
 
 
 def _fill_gaussian(e: Edges, rows: Tensor, gaussian: Gaussian) -> None:

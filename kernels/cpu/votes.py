@@ -254,19 +254,19 @@ def _clear(count: int, rows: Rows) -> None:
         rows[j] = 0.0
 
 
-def _shifted_likelihood_and_gradient(count: int, l: Rows, G: Rows, d: Rows, parent: Rows) -> None:  # noqa: E741
-    """l and G of a later iteration, whose d is shifted."""
-    quadratics, polynomials = [_Quadratic(1) for _ in range(count)], [_Polynomial(1) for _ in range(count)]
-    for h in range(16):
+def _add_likelihood_and_gradient(count: int, quadratic: Rows, polynomial: Rows, d: Rows, parent: Rows) -> None:
+    """Add four entries to sum_h precision_h d_h^2 and 2 sum_h (B_h + C_h d_h) d_h, with a shifted d."""
+    quadratics, polynomials = [quadratic[j] for j in range(count)], [polynomial[j] for j in range(count)]
+    for h in range(4):
         shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
         linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h] + shift
-            quadratics[j].add(h, x, precision)
-            polynomials[j].add(h, x, linear, twice_square)
+            quadratics[j] = fma(x * x, precision, quadratics[j])
+            polynomials[j] = fma(linear + fma(twice_square, x, linear), x, polynomials[j])
     for j in range(count):
-        l[j] = parent[Row.CONSTANT] - quadratics[j].value()
-        G[j] = fma(polynomials[j].value(), 0.5, parent[Row.OFFSET])
+        quadratic[j] = quadratics[j]
+        polynomial[j] = polynomials[j]
 
 
 def _assign(
@@ -274,24 +274,28 @@ def _assign(
     r: Rows,
     g: Rows,
     da: Rows,
-    l: Rows,  # noqa: E741
-    G: Rows,
+    quadratic: Rows,
+    polynomial: Rows,
+    parent: Rows,
     log_sum: Rows,
     slope: Rows,
     activation: Rows,
     variable: Rows,
 ) -> None:
     """r = R a. Variable assignments (2, 0): g = 2 (G - slope). Constant ones (0, 1): g = 0, da += R G."""
-    for j, R in enumerate(_assignments(count, l, log_sum)):
+    likelihoods = [parent[Row.CONSTANT] - quadratic[j] for j in range(count)]
+    exponents = [minimum(x - log_sum.broadcast(j), 0.0) for j, x in enumerate(likelihoods)]
+    for j, R in enumerate(exp(exponents)):
+        G = fma(polynomial[j], 0.5, parent[Row.OFFSET])
         r[j] = R * activation.broadcast(j)
-        g[j] = (G[j] - slope.broadcast(j)) * variable.broadcast(0)
-        da[j] = fma(R * G[j], variable.broadcast(1), da[j])
+        g[j] = (G - slope.broadcast(j)) * variable.broadcast(0)
+        da[j] = fma(R * G, variable.broadcast(1), da[j])
 
 
 def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows) -> None:
-    """dV += r (B + d (2 C - g precision)), with g of `_assign`."""
+    """dV += r (B + d (2 C - g precision)) for four entries, with g of `_assign`."""
     weights, slopes = [r[j] for j in range(count)], [-g[j] for j in range(count)]
-    for h in range(16):
+    for h in range(4):
         shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
         linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
         for j in range(count):
@@ -301,22 +305,29 @@ def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: 
 
 
 def _set_uniform_vote_gradient(
-    count: int, dv: Rows, da: Rows, d: Rows, parent: Rows, share: Rows, activation: Rows
+    count: int, dv: Rows, polynomial: Rows, d: Rows, parent: Rows, share: Rows, activation: Rows
 ) -> None:
-    """dV = r (B + 2 C d) and da += R G with R = share, r = R a."""
-    shares = [share.broadcast(j) for j in range(count)]
-    weights = [shares[j] * activation.broadcast(j) for j in range(count)]
-    twice = [parent[Row.OFFSET] * 2.0 for _ in range(count)]
-    for h in range(16):
+    """dV = r (B + 2 C d) for four entries, with r = share a; their part of the polynomial."""
+    weights = [share.broadcast(j) * activation.broadcast(j) for j in range(count)]
+    polynomials = [polynomial[j] for j in range(count)]
+    for h in range(4):
         shift, linear = parent[Row.SHIFT + h], parent[Row.LINEAR + h]
         twice_square = parent[Row.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h] + shift
             gradient = fma(twice_square, x, linear)
             dv[16 * j + h] = weights[j] * gradient
-            twice[j] = fma(linear + gradient, x, twice[j])
+            polynomials[j] = fma(linear + gradient, x, polynomials[j])
     for j in range(count):
-        da[j] = fma(shares[j] * 0.5, twice[j], da[j])
+        polynomial[j] = polynomials[j]
+
+
+def _add_uniform_assignment_gradient(
+    count: int, da: Rows, polynomial: Rows, parent: Rows, share: Rows
+) -> None:
+    """da += R G with R = share."""
+    for j in range(count):
+        da[j] = fma(share.broadcast(j), fma(polynomial[j], 0.5, parent[Row.OFFSET]), da[j])
 
 
 def _add_pose_gradient(dM: Rows, dv: Rows, weight: Rows) -> None:
@@ -369,16 +380,14 @@ add_assignment_gradient_1 = microkernel(_add_assignment_gradient, 1)
 add_assignment_gradient_4 = microkernel(_add_assignment_gradient, 4)
 sum_lanes_1 = microkernel(_sum_lanes, 1)
 add_lanes_1 = microkernel(_add_lanes, 1)
-clear_1, clear_16 = microkernel(_clear, 1), microkernel(_clear, 16)
+clear_1, clear_4, clear_16 = (microkernel(_clear, count) for count in (1, 4, 16))
 
-shifted_likelihood_and_gradient_1 = microkernel(_shifted_likelihood_and_gradient, 1)
-shifted_likelihood_and_gradient_4 = microkernel(_shifted_likelihood_and_gradient, 4)
+add_likelihood_and_gradient_1 = microkernel(_add_likelihood_and_gradient, 1)
+add_likelihood_and_gradient_4 = microkernel(_add_likelihood_and_gradient, 4)
 assign_1, assign_4 = microkernel(_assign, 1), microkernel(_assign, 4)
-add_vote_gradient_1, add_vote_gradient_4 = (
-    microkernel(_add_vote_gradient, 1),
-    microkernel(_add_vote_gradient, 4),
-)
+add_vote_gradient_1, add_vote_gradient_4 = microkernel(_add_vote_gradient, 1), microkernel(_add_vote_gradient, 4)
 set_uniform_vote_gradient_1 = microkernel(_set_uniform_vote_gradient, 1)
 set_uniform_vote_gradient_4 = microkernel(_set_uniform_vote_gradient, 4)
+add_uniform_assignment_gradient_1 = microkernel(_add_uniform_assignment_gradient, 1)
 add_pose_gradient = microkernel(_add_pose_gradient)
 add_weight_gradient = microkernel(_add_weight_gradient)
