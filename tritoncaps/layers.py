@@ -69,7 +69,6 @@ class _RoutedCaps(nn.Module):
     beta_u: nn.Parameter
     beta_a: nn.Parameter
 
-    initial_weight_std: float
     initial_beta_u: float
 
     def __init__(
@@ -94,8 +93,11 @@ class _RoutedCaps(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Poses of about their children's scale, and about half of the capsules active, on poses of scale one."""
-        nn.init.normal_(self.weight, std=self.initial_weight_std)
+        """Near the identity, so that children that agree make parents that agree, from the first step on; beta_u such
+        that about half of the capsules are active, on poses of scale one."""
+        with torch.no_grad():
+            nn.init.normal_(self.weight, std=0.2)
+            self.weight += torch.eye(4, device=self.weight.device, dtype=self.weight.dtype)
         nn.init.constant_(self.beta_u, self.initial_beta_u)
         nn.init.zeros_(self.beta_a)
 
@@ -124,8 +126,7 @@ class _RoutedCaps(nn.Module):
 
 class _ConvCaps(_RoutedCaps):
     dims: int
-    initial_weight_std = 1.0
-    initial_beta_u = 0.4
+    initial_beta_u = 0.5
 
     def __init__(
         self,
@@ -210,8 +211,7 @@ class ClassCaps(_RoutedCaps):
     Parameters: ``weight`` [in_caps, num_classes, 4, 4], ``beta_u`` and ``beta_a`` [num_classes].
     """
 
-    initial_weight_std = 0.5
-    initial_beta_u = 0.2
+    initial_beta_u = 1.0
 
     def __init__(
         self,

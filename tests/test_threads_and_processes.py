@@ -1,0 +1,152 @@
+"""The CPU kernels among threads and processes: same bits, no deadlock, no crash."""
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, functional
+from tritoncaps.testing import Problem, gradients
+
+PROBLEM = Problem(RoutingMap.conv((9, 9), 3, stride=2), images=5, in_caps=9, out_caps=17)
+
+
+def all_bits(dtype=torch.float32):
+    return gradients(PROBLEM, functional.em_routing, dtype)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_do_not_depend_on_the_number_of_threads(threads, dtype):
+    threads(1)
+    expected = all_bits(dtype)
+    for count in (2, 3, 8):
+        threads(count)
+        for name, value in all_bits(dtype).items():
+            assert torch.equal(value, expected[name]), f"{name} differs with {count} threads"
+
+
+def test_many_python_threads_at_once():
+    expected = all_bits()
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: all_bits(), range(32)))
+    for result in results:
+        for name, value in result.items():
+            assert torch.equal(value, expected[name]), f"{name} differs among threads"
+
+
+class Routed(Dataset):
+    """Items that are made by a capsule layer, in the worker."""
+
+    layer = ConvCaps2d(3, 4, 3)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        torch.manual_seed(index)
+        with torch.no_grad():
+            return self.layer(Capsules(torch.randn(1, 3, 7, 7, 4, 4), torch.rand(1, 3, 7, 7))).poses[0]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_in_the_workers_of_a_data_loader(start):
+    dataset = Routed()
+    expected = [dataset[i] for i in range(len(dataset))]  # the pool of threads exists before the fork
+    loader = DataLoader(dataset, num_workers=2, multiprocessing_context=start, timeout=120)
+    if start == "spawn":
+        return check_spawned(loader)
+    for item, wanted in zip(loader, expected, strict=True):
+        assert torch.equal(item[0], wanted)
+
+
+def check_spawned(loader):
+    """A spawned worker makes a layer of its own, with other weights."""
+    assert all(item.isfinite().all() for item in loader)
+
+
+def run(code):
+    code = "import torch, tritoncaps\nfrom tritoncaps import Capsules, ClassCaps\n" + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+ROUTE = "ClassCaps(3, 4)(Capsules(torch.randn(9, 3, 5, 4, 4), torch.rand(9, 3, 5))).poses.sum().backward()"
+
+
+def test_exit_is_clean():
+    result = run(f"{ROUTE}\nprint('done')")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+def test_exit_while_another_thread_routes():
+    result = run(
+        f"""
+        import threading, time
+        def loop():  # without a backward pass: torch itself does not survive one at exit
+            with torch.no_grad():
+                while True:
+                    ClassCaps(3, 4)(Capsules(torch.randn(9, 3, 5, 4, 4), torch.rand(9, 3, 5)))
+        {ROUTE}
+        threading.Thread(target=loop, daemon=True).start()
+        time.sleep(0.3)
+        print('done', flush=True)
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "done\n"
+
+
+def test_route_at_exit():
+    result = run(f"import atexit\natexit.register(lambda: ({ROUTE}, print('routed')))\n{ROUTE}")
+    assert (result.returncode, result.stdout) == (0, "routed\n"), result.stderr
+
+
+def test_after_fork_in_the_middle_of_training():
+    result = run(
+        f"""
+        import os
+        {ROUTE}
+        child = os.fork()
+        {ROUTE}
+        if child == 0:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        print('done')
+        """
+    )
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+
+
+def test_layers_of_one_model_share_the_compiled_kernels():
+    """A second process finds the kernels on disk: it compiles nothing."""
+    code = f"""
+    import time
+    {ROUTE}
+    from tritoncaps.kernels.cpu import compiling, parent_view
+    print(sum(sum(f.stats.cache_misses.values()) for f in vars(parent_view).values() if hasattr(f, 'stats')))
+    """
+    assert run(code).returncode == 0
+    result = run(code)
+    assert result.stdout == "0\n", result.stderr
+
+
+def test_layers_agree_with_each_other():
+    """Class capsules without coordinates are a convolution whose kernel is the whole input and shares its weight."""
+    capsules = Capsules(torch.randn(2, 3, 3, 2, 4, 4), torch.rand(2, 3, 3, 2))
+    whole = ClassCaps(3, 5, coordinates=False)
+    conv = ConvCaps2d(3, 5, (3, 2))
+    with torch.no_grad():
+        conv.weight.copy_(whole.weight.expand_as(conv.weight))
+        conv.beta_u.copy_(whole.beta_u)
+    for one, other in zip(whole(capsules), conv(capsules), strict=True):
+        torch.testing.assert_close(one, other.squeeze((2, 3)))
