@@ -75,6 +75,24 @@ class Iteration(NamedTuple):
     da: Tensor | None  # [N, G, B]
 
 
+class CentredIteration(NamedTuple):
+    """An `Iteration` whose polynomial is about the mean of its own M-step, for backends that say `CENTRED = True`:
+
+    G_ij  = A_j + sum_h (B_jh + C_jh e_h) e_h,   e = d + shift
+    dV_ij = r_ij (B_j + 2 C_j e) - 2 dl_ij precision_j d
+
+    It stays exact where a mean moved by many standard deviations between two iterations.
+    """
+
+    gaussian: Gaussian
+    log_sum: Tensor  # [N, G, B]
+    A: Tensor  # [N, P, C]
+    B: Tensor  # [N, P, 16, C]
+    C: Tensor  # [N, P, 16, C]
+    da: Tensor | None  # [N, G, B]
+    shift: Tensor  # [N, P, 16, C]  gaussian.mean - mean
+
+
 class Options(NamedTuple):
     """The numbers of an EMRouting, as the operators pass them."""
 
@@ -137,16 +155,16 @@ def backward(
     grad_logit = grad_activation * activation * (1 - activation)
     grad_variance = torch.zeros_like(grad_mean)
     grad_beta_u, grad_beta_a = torch.zeros_like(beta_u), torch.zeros_like(beta_u)
-    iterations: list[Iteration] = []
+    iterations: list[Any] = []
     for t in reversed(range(len(history))):
         A, B, C, gbu, gba = fit_backward(grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options)
         grad_beta_u += gbu
         grad_beta_a += gba
         if t == 0:
-            iterations.append(Iteration(_uniform(history[0]), uniform_log_sum, A, B, C, None))
+            iterations.append(_iteration(backend, _uniform(history[0]), uniform_log_sum, A, B, C, history[0]))
             break
-        A, B, C = _recentre(A, B, C, history[t - 1].mean - history[t].mean)
-        iteration = Iteration(likelihood(history[t - 1]), log_sums[t - 1], A, B, C, None)
+        gaussian = likelihood(history[t - 1])
+        iteration = _iteration(backend, gaussian, log_sums[t - 1], A, B, C, history[t])
         if options.gradient == "last":
             iterations.append(iteration)
             break
@@ -198,9 +216,14 @@ def fit_backward(
     return A, B, C, grad_beta_u, grad_beta_a
 
 
-def _recentre(A: Tensor, B: Tensor, C: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same polynomial A + B d + C d^2 in d - shift."""
-    return A + ((B + C * shift) * shift).sum(dim=2), B + 2 * C * shift, C
+def _iteration(
+    backend: Any, gaussian: Gaussian, log_sum: Tensor, A: Tensor, B: Tensor, C: Tensor, statistics: Statistics
+) -> Iteration | CentredIteration:
+    shift = gaussian.mean - statistics.mean
+    if getattr(backend, "CENTRED", False):
+        return CentredIteration(gaussian, log_sum, A, B, C, None, shift)
+    # the same polynomial A + B d + C d^2 in d - shift
+    return Iteration(gaussian, log_sum, A + ((B + C * shift) * shift).sum(dim=2), B + 2 * C * shift, C, None)
 
 
 def likelihood_backward(moments: Moments, statistics: Statistics) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,7 +261,7 @@ def _inverse(support: Tensor) -> Tensor:
 
 
 def log(x: Tensor) -> Tensor:
-    return torch.from_numpy(np.log(x.numpy())) if x.device.type == "cpu" else x.log()
+    return _numpy(np.log, x) if x.device.type == "cpu" else x.log()
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -251,4 +274,9 @@ def log_sigmoid(x: Tensor) -> Tensor:
 
 
 def _exp(x: Tensor) -> Tensor:
-    return torch.from_numpy(np.exp(x.numpy())) if x.device.type == "cpu" else x.exp()
+    return _numpy(np.exp, x) if x.device.type == "cpu" else x.exp()
+
+
+def _numpy(function: np.ufunc, x: Tensor) -> Tensor:
+    with np.errstate(all="ignore"):  # inf and nan pass, as in torch
+        return torch.from_numpy(np.asarray(function(x.numpy())))

@@ -69,4 +69,4 @@ class MatrixCapsNet(nn.Module):
         nn.init.zeros_(self.conv.bias)
         for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps):
             layer.reset_parameters()
-        nn.init.constant_(self.conv_caps2.beta_u, 1.4)  # poses that agreed once agree more the second time
+        nn.init.constant_(self.conv_caps2.beta_u, 1.25)  # poses that agreed once agree more the second time

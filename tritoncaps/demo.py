@@ -66,7 +66,10 @@ def evaluate(model: MatrixCapsNet, images: Tensor, labels: Tensor) -> float:
 
 
 def make_shapes(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Bright shapes of random place, size, angle, stretch and contrast, standardised: images [count, 1, 32, 32], labels [count]."""
+    """Bright shapes of random place, size, angle, stretch and contrast, each image standardised.
+
+    Images [count, 1, 32, 32] and labels [count].
+    """
     random = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:

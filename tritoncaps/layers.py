@@ -126,7 +126,7 @@ class _RoutedCaps(nn.Module):
 
 class _ConvCaps(_RoutedCaps):
     dims: int
-    initial_beta_u = 0.5
+    initial_beta_u = 0.55
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class ClassCaps(_RoutedCaps):
     Parameters: ``weight`` [in_caps, num_classes, 4, 4], ``beta_u`` and ``beta_a`` [num_classes].
     """
 
-    initial_beta_u = 1.0
+    initial_beta_u = 0.75
 
     def __init__(
         self,
