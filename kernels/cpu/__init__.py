@@ -34,6 +34,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "CENTRED",
     "child_and_weight_gradient",
     "child_assignment_gradient",
     "child_gradient",
@@ -43,6 +44,9 @@ __all__ = [
     "parent_moments",
     "weight_gradient",
 ]
+
+
+CENTRED = True  # asks for `CentredIteration`
 
 
 def __getattr__(name: str) -> Any:

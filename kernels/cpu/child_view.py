@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_gaussian, pack_iteration
+from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_gaussian, pack_iterations
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
@@ -29,7 +29,7 @@ from tritoncaps.kernels.cpu.votes import (
     likelihood_and_gradient,
     sum_lanes_1,
 )
-from tritoncaps.kernels.em_routing import Gaussian, Iteration
+from tritoncaps.kernels.em_routing import CentredIteration, Gaussian, log
 
 CHUNKS = 16  # of groups, for each range of child types
 TYPES = 8  # child types of a task
@@ -43,17 +43,18 @@ def child_log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
     greatest, total = _new_groups(edges, gaussian.mean.dtype), _new_groups(edges, gaussian.mean.dtype)
     rows = array(pack_gaussian(edges, gaussian))
     _run(_log_sum_kernel, edges, array(greatest), array(total), rows)
-    return (greatest + total.log()).where(total > 0, 0)
+    exists = total > 0
+    return (greatest + log(total.where(exists, 1))).where(exists, 0)
 
 
-def child_assignment_gradient(edges: Edges, iteration: Iteration) -> Tensor:
+def child_assignment_gradient(edges: Edges, iteration: CentredIteration) -> Tensor:
     """[N, G, B]: da_i = sum_j R_ij G_ij."""
     da = _new_groups(edges, iteration.A.dtype)
     _run(
         _assignment_gradient_kernel,
         edges,
         array(da),
-        array(pack_iteration(edges, iteration)),
+        array(pack_iterations(edges, [iteration])),
         array(iteration.log_sum),
     )
     return da
@@ -110,7 +111,7 @@ def _log_sum_kernel(counter, tasks, chunks, e, greatest, total, gaussian):  # ty
 
 @kernel
 def _assignment_gradient_kernel(counter, tasks, chunks, e, da, iteration, log_sum):  # type: ignore[no-untyped-def]
-    """da [N, G, B] from iteration [N, P, blocks, 66, lanes] and log_sum [N, G, B]."""
+    """da [N, G, B] from iteration [N, P, blocks, 82, lanes] and log_sum [N, G, B]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     l = np.empty(TYPES * lanes, e.poses.dtype)  # noqa: E741
     G = np.empty(TYPES * lanes, e.poses.dtype)

@@ -1,6 +1,6 @@
 """The last sweep of the backward pass: the gradients of poses, activations and weight, of all iterations at once.
 
-    dV_ij = sum_t r_ij (B_j + 2 d (C_j - g_ij precision_j)),   g_ij = G_ij - da_i (zero if assignments are constants)
+    dV_ij = sum_t r_ij (B_j + 2 C_j e - 2 g_ij precision_j d),   g_ij = G_ij - da_i, or 0 if R is a constant
     dM_i  = sum_j dV_ij W_ij^T
     da_i  = sum_t sum_j R_ij G_ij
     dW    = sum over images and locations of M_i^T dV_ij
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_iterations, pack_minus_mean
+from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_iterations
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
@@ -40,7 +40,7 @@ from tritoncaps.kernels.cpu.votes import (
     set_uniform_vote_gradient_1,
     set_uniform_vote_gradient_4,
 )
-from tritoncaps.kernels.em_routing import Iteration
+from tritoncaps.kernels.em_routing import CentredIteration
 
 TYPES = 16  # child types of a task, at most: the more, the less often parents are read
 TASKS = 16  # that images are split for, if there are few child types
@@ -54,7 +54,7 @@ _VARIABLE = {UNIFORM: (0.0, 1.0), CONSTANT: (0.0, 1.0), VARIABLE: (2.0, 0.0)}  #
 
 
 def child_and_weight_gradient(
-    edges: Edges, iterations: Sequence[Iteration], needs_children: bool = True, needs_weight: bool = True
+    edges: Edges, iterations: Sequence[CentredIteration], needs_children: bool = True, needs_weight: bool = True
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dL/dM [N, L, 16, B], dL/da [N, L, B] and dL/dW [K, B, C, 4, 4]; None where not needed."""
     dtype = iterations[0].A.dtype
@@ -78,15 +78,15 @@ def child_and_weight_gradient(
         array(dM),
         array(da),
         array(dW),
-        array(pack_minus_mean(edges, iterations[0].gaussian)),
         array(pack_iterations(edges, iterations)),
         array(
             torch.stack(
-                [i.log_sum if k else (-i.log_sum).exp() for i, k in zip(iterations, kinds, strict=True)]
+                [i.log_sum if k else _share(i.log_sum) for i, k in zip(iterations, kinds, strict=True)]
             )
         ),
         array(torch.stack([i.log_sum if i.da is None else i.da for i in iterations])),
         np.array(kinds),
+        np.array(_same_mean(iterations)),
         array(torch.tensor([_VARIABLE[k] for k in kinds], dtype=dtype)),
         needs_children,
         needs_weight,
@@ -104,12 +104,12 @@ def child_and_weight_gradient(
     return grad_poses, grad_activations, grad_weight
 
 
-def child_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor | None, Tensor | None]:
+def child_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> tuple[Tensor | None, Tensor | None]:
     """dL/dM [N, L, 16, B] and dL/da [N, L, B]."""
     return child_and_weight_gradient(edges, iterations, needs_weight=False)[:2]
 
 
-def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor | None:
+def weight_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> Tensor | None:
     """dL/dW [K, B, C, 4, 4]."""
     return child_and_weight_gradient(edges, iterations, needs_children=False)[2]
 
@@ -120,7 +120,18 @@ def _parts_of_images(edges: Edges) -> int:
     return min(edges.images, affordable, -(-TASKS * 4 // edges.child_types))
 
 
-def _kind(iteration: Iteration) -> int:
+def _same_mean(iterations: Sequence[CentredIteration]) -> list[bool]:
+    """Has the next iteration (the one before in time) the same mean? The first two in time have."""
+    following = [*iterations[1:], None]
+    return [x is not None and i.gaussian.mean is x.gaussian.mean for i, x in zip(iterations, following, strict=True)]
+
+
+def _share(log_sum: Tensor) -> Tensor:
+    """exp(-log_sum), by NumPy: torch's exp depends on where in an array a number stands."""
+    return torch.from_numpy(np.exp(-log_sum.numpy()))
+
+
+def _kind(iteration: CentredIteration) -> int:
     if iteration.da is not None:
         return VARIABLE
     gaussian = iteration.gaussian
@@ -139,13 +150,12 @@ def _of_children(edges: Edges, of_groups: Tensor) -> Tensor:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, parts, types, e, dM, da, dW, minus_mean, iterations, log_sum, slope, kinds, variable,
+    counter, tasks, parts, types, e, dM, da, dW, iterations, log_sum, slope, kinds, same_mean, variable,
     needs_children, needs_weight,
 ):  # fmt: skip
     """dM [N, L, B, 16], da [N, L, B], dW [parts, K, blocks, B, 16, lanes], all zero at first, from
 
-    minus_mean [N, P, blocks, 16, lanes] of the first iteration, iterations [T, N, P, blocks, 66, lanes],
-    log_sum (or the share, for uniform assignments) and slope (da of the iteration) [T, N, G, B], kinds [T] and
+    iterations [T, N, P, blocks, 82, lanes], log_sum (or the share, for uniform assignments) and slope (da of the iteration) [T, N, G, B], kinds [T] and
     variable [T, 2].
     """
     B, S, P, lanes, vote = e.child_types, e.slots, e.parents_count, e.lanes, 16 * e.lanes
@@ -172,16 +182,18 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                     child = (n * e.children_count + c) * B + b
                     weight = ((e.weight_of[s] * e.blocks + block) * B + b) * vote
                     for j in range(count):
-                        deviations(
-                            d, j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote,
-                            e.offset, 4 * s, minus_mean, parent * vote,
-                        )  # fmt: skip
                         clear_1(sum_da, j * lanes)
                         if kinds[-1] != UNIFORM:
                             clear_16(dv, j * vote)
                     for t in range(len(kinds) - 1, -1, -1):
                         rows = (t * e.images * P * e.blocks + parent) * ITERATION * lanes
                         group = ((t * e.images + n) * e.groups + e.group_of[p * S + s]) * B + b
+                        if not same_mean[t]:
+                            for j in range(count):
+                                deviations(
+                                    d, j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote,
+                                    e.offset, 4 * s, iterations, rows,
+                                )  # fmt: skip
                         clear_4(quadratic, 0)
                         clear_4(polynomial, 0)
                         if kinds[t] == UNIFORM:

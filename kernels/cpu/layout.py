@@ -17,24 +17,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tritoncaps.kernels.em_routing import Gaussian, Iteration
+from tritoncaps.kernels.em_routing import CentredIteration, Gaussian
 from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
 
 
 class Row:
-    """Rows of a parent's block. A Gaussian has the first 33, an iteration of the backward pass all of them."""
+    """Rows of a parent's block. A Gaussian has the first 33, an iteration of the backward pass all 82."""
 
     MINUS_MEAN = 0
-    SHIFT = 0  # in the last sweep: what is added to d of the first iteration
     PRECISION = 16
     CONSTANT = 32
-    LINEAR = 33  # B of `Iteration`
-    TWICE_SQUARE = 49  # 2 C of `Iteration`
-    OFFSET = 65  # A of `Iteration`
+    LINEAR = 33  # B of `CentredIteration`
+    TWICE_SQUARE = 49  # 2 C of `CentredIteration`
+    OFFSET = 65  # A of `CentredIteration`
+    SHIFT = 66  # from d = V - mean to e, the deviation from the mean that the M-step found
     GAUSSIAN = 33
-    ITERATION = 66
+    ITERATION = 82
 
 
 class Moment:
@@ -122,27 +122,15 @@ def pack_gaussian(e: Edges, gaussian: Gaussian) -> Tensor:
     return rows
 
 
-def pack_minus_mean(e: Edges, gaussian: Gaussian) -> Tensor:
-    """[N, P, blocks, 16, lanes]."""
-    rows = _empty_rows(e, gaussian.mean, 16)
-    _fill(e, rows, Row.MINUS_MEAN, -gaussian.mean)
-    return rows
-
-
-def pack_iteration(e: Edges, iteration: Iteration) -> Tensor:
-    """[N, P, blocks, Row.ITERATION, lanes]."""
-    rows = _empty_rows(e, iteration.A, Row.ITERATION)
-    _fill_iteration(e, rows, iteration)
-    return rows
-
-
-def pack_iterations(e: Edges, iterations: Sequence[Iteration]) -> Tensor:
-    """[T, N, P, blocks, Row.ITERATION, lanes]; instead of means, what is added to d of the first iteration."""
-    base = iterations[0].gaussian.mean
-    rows = _empty_rows(e, base, Row.ITERATION, len(iterations))
-    for of_iteration, iteration in zip(rows, iterations, strict=True):
-        _fill_iteration(e, of_iteration, iteration)
-        _fill(e, of_iteration, Row.SHIFT, base - iteration.gaussian.mean)
+def pack_iterations(e: Edges, iterations: Sequence[CentredIteration]) -> Tensor:
+    """[T, N, P, blocks, Row.ITERATION, lanes]."""
+    rows = _empty_rows(e, iterations[0].A, Row.ITERATION, len(iterations))
+    for row, iteration in zip(rows, iterations, strict=True):
+        _fill_gaussian(e, row, iteration.gaussian)
+        _fill(e, row, Row.LINEAR, iteration.B)
+        _fill(e, row, Row.TWICE_SQUARE, 2 * iteration.C)
+        _fill(e, row, Row.OFFSET, iteration.A[:, :, None])
+        _fill(e, row, Row.SHIFT, iteration.shift)
     return rows
 
 
@@ -158,13 +146,6 @@ def array(x: Tensor) -> Any:
 
 def _empty_rows(e: Edges, like: Tensor, rows: int, *leading: int) -> Tensor:
     return like.new_empty(*leading, e.images, e.parents_count, e.blocks, rows, e.lanes)
-
-
-def _fill_iteration(e: Edges, rows: Tensor, iteration: Iteration) -> None:
-    _fill_gaussian(e, rows, iteration.gaussian)
-    _fill(e, rows, Row.LINEAR, iteration.B)
-    _fill(e, rows, Row.TWICE_SQUARE, 2 * iteration.C)
-    _fill(e, rows, Row.OFFSET, iteration.A[:, :, None])
 
 
 def _fill_gaussian(e: Edges, rows: Tensor, gaussian: Gaussian) -> None:

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Moment, Row, array, pack_gaussian, pack_iteration, unpack
+from tritoncaps.kernels.cpu.layout import Edges, Moment, Row, array, pack_gaussian, pack_iterations, unpack
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
     add_moments_1,
     add_moments_4,
+    add_shift,
+    check_centre,
+    clear_16,
     clear_moments,
     deviations,
     gradient_weights_1,
@@ -34,7 +37,7 @@ from tritoncaps.kernels.cpu.votes import (
     weights_1,
     weights_4,
 )
-from tritoncaps.kernels.em_routing import Gaussian, Iteration, Moments
+from tritoncaps.kernels.em_routing import CentredIteration, Gaussian, Moments
 
 CHUNKS = 16  # of parents, for each block of types
 SLOTS_AT_A_TIME = 32  # partial sums of so many slots, so that rounding errors do not grow with all slots
@@ -48,16 +51,17 @@ def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | No
     """Moments with the weights r_ij; the first iteration has no Gaussian yet and shares children equally."""
     if gaussian is None:
         return _uniform_moments(edges)
-    moments = _new_rows(edges, gaussian.mean.dtype, MOMENTS)
+    dtype = gaussian.mean.dtype
+    moments, correction = _new_rows(edges, dtype, MOMENTS), _new_rows(edges, dtype, 16)
     rows = array(pack_gaussian(edges, gaussian))
-    _run(_moments_kernel, edges, array(moments), rows, array(log_sum))
-    return _unpack_moments(edges, moments, gaussian.mean)
+    _run(_moments_kernel, edges, array(moments), array(correction), rows, array(log_sum))
+    return _unpack_moments(edges, moments, gaussian.mean - unpack(edges, correction))
 
 
-def parent_gradient_moments(edges: Edges, iteration: Iteration) -> Moments:
+def parent_gradient_moments(edges: Edges, iteration: CentredIteration) -> Moments:
     """Moments with the weights dl_ij."""
     moments = _new_rows(edges, iteration.A.dtype, MOMENTS)
-    rows = array(pack_iteration(edges, iteration))
+    rows = array(pack_iterations(edges, [iteration]))
     _run(_gradient_moments_kernel, edges, array(moments), rows, array(iteration.log_sum), array(iteration.da))
     return _unpack_moments(edges, moments, iteration.gaussian.mean)
 
@@ -88,13 +92,19 @@ def _run(function: Any, edges: Edges, *arguments: Any) -> None:
 
 
 @kernel
-def _moments_kernel(counter, tasks, chunks, e, moments, gaussian, log_sum):  # type: ignore[no-untyped-def]
-    """moments [N, P, blocks, 33, lanes] from gaussian [N, P, blocks, 33, lanes] and log_sum [N, G, B]."""
+def _moments_kernel(counter, tasks, chunks, e, moments, correction, gaussian, log_sum):  # type: ignore[no-untyped-def]
+    """moments [N, P, blocks, 33, lanes] from gaussian [N, P, blocks, 33, lanes] and log_sum [N, G, B].
+
+    The centre is the Gaussian's mean. Where that turns out to be so far from the new mean that the variance would
+    cancel, a second pass is about the new mean: centre = mean - correction, [N, P, blocks, 16, lanes].
+    """
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     d = np.empty(4 * vote, e.poses.dtype)
     likelihood = np.empty(4 * lanes, e.poses.dtype)
     r = np.empty(4 * lanes, e.poses.dtype)
     partial = np.empty(MOMENTS * lanes, e.poses.dtype)
+    shift = np.empty(vote, e.poses.dtype)
+    excess = np.empty(1, e.poses.dtype)
     parents = e.images * e.parents_count
     task = next_task(counter)
     while task < tasks:
@@ -102,37 +112,46 @@ def _moments_kernel(counter, tasks, chunks, e, moments, gaussian, log_sum):  # t
         for parent in range(parents * chunk // chunks, parents * (chunk + 1) // chunks):
             n, p = parent // e.parents_count, parent % e.parents_count
             at = parent * e.blocks + block
-            clear_moments(partial, 0)
-            clear_moments(moments, at * MOMENTS * lanes)
-            for s in range(S):
-                c = e.children[p * S + s]
-                if c >= 0:
-                    child = (n * e.children_count + c) * B
-                    group = (n * e.groups + e.group_of[p * S + s]) * B
-                    weight = (e.weight_of[s] * e.blocks + block) * B
-                    for b in range(0, B, 4):
-                        count = min(4, B - b)
-                        for j in range(count):
-                            likelihood_and_deviations(
-                                likelihood, j * lanes, d, j * vote, e.poses, 16 * (child + b + j),
-                                e.weight, (weight + b + j) * vote, e.offset, 4 * s, gaussian, at * GAUSSIAN * lanes,
-                            )  # fmt: skip
-                        if count == 4:
-                            weights_4(r, 0, likelihood, 0, log_sum, group + b, e.activations, child + b)
-                            add_moments_4(partial, 0, d, 0, r, 0)
-                        else:
+            clear_16(correction, at * vote)
+            for attempt in range(2):
+                clear_moments(partial, 0)
+                clear_moments(moments, at * MOMENTS * lanes)
+                for s in range(S):
+                    c = e.children[p * S + s]
+                    if c >= 0:
+                        child = (n * e.children_count + c) * B
+                        group = (n * e.groups + e.group_of[p * S + s]) * B
+                        weight = (e.weight_of[s] * e.blocks + block) * B
+                        for b in range(0, B, 4):
+                            count = min(4, B - b)
                             for j in range(count):
-                                row, i = j * lanes, b + j
-                                weights_1(r, row, likelihood, row, log_sum, group + i, e.activations, child + i)
-                                add_moments_1(partial, 0, d, j * vote, r, row)
-                if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == S - 1:
-                    move_moments(moments, at * MOMENTS * lanes, partial, 0)
+                                likelihood_and_deviations(
+                                    likelihood, j * lanes, d, j * vote, e.poses, 16 * (child + b + j),
+                                    e.weight, (weight + b + j) * vote, e.offset, 4 * s,
+                                    gaussian, at * GAUSSIAN * lanes,
+                                )  # fmt: skip
+                                if attempt == 1:
+                                    add_shift(d, j * vote, correction, at * vote)
+                            if count == 4:
+                                weights_4(r, 0, likelihood, 0, log_sum, group + b, e.activations, child + b)
+                                add_moments_4(partial, 0, d, 0, r, 0)
+                            else:
+                                for j in range(count):
+                                    row, i = j * lanes, b + j
+                                    weights_1(r, row, likelihood, row, log_sum, group + i, e.activations, child + i)
+                                    add_moments_1(partial, 0, d, j * vote, r, row)
+                    if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == S - 1:
+                        move_moments(moments, at * MOMENTS * lanes, partial, 0)
+                check_centre(excess, 0, shift, 0, moments, at * MOMENTS * lanes)
+                if attempt == 1 or not excess[0] > 0:
+                    break
+                correction[at * vote : (at + 1) * vote] = shift
         task = next_task(counter)
 
 
 @kernel
 def _gradient_moments_kernel(counter, tasks, chunks, e, moments, iteration, log_sum, da):  # type: ignore[no-untyped-def]
-    """moments [N, P, blocks, 33, lanes] from iteration [N, P, blocks, 66, lanes], log_sum and da [N, G, B]."""
+    """moments [N, P, blocks, 33, lanes] from iteration [N, P, blocks, 82, lanes], log_sum and da [N, G, B]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     d = np.empty(4 * vote, e.poses.dtype)
     likelihood = np.empty(4 * lanes, e.poses.dtype)

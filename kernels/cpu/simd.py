@@ -67,6 +67,9 @@ class Vector:
     def __mul__(self, other: Vector | float) -> Vector:
         return self._make(self.builder.fmul(self.value, self.like(other).value))
 
+    def __truediv__(self, other: Vector | float) -> Vector:
+        return self._make(self.builder.fdiv(self.value, self.like(other).value))
+
     def __neg__(self) -> Vector:
         return self._make(self.builder.fneg(self.value))
 

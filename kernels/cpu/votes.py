@@ -28,6 +28,8 @@ from tritoncaps.kernels.cpu.simd import (
     where,
 )
 
+FAR = 4.0  # standard deviations: the square is what a variance about a wrong centre loses in precision
+
 
 def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterator[tuple[int, Vector]]:
     """Yield h and d_h = sum_k M_xk W_kq + offset_h - mean_h."""
@@ -50,42 +52,38 @@ def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterat
 
 
 class _Quadratic:
-    """sum_h precision_h d_h^2, summed in so many chains, which do not wait for each other."""
+    """sum_h precision_h d_h^2, row by row, because the rows' chains do not wait for each other.
 
-    def __init__(self, chains: int) -> None:
-        self.chains = chains
+    All micro-kernels add in this order: l must come out with the same bits wherever it is computed, or else
+    exp(l - log_sum) carries the rounding error of an l that may be large.
+    """
+
+    def __init__(self) -> None:
         self.sums: dict[int, Vector] = {}
 
     def add(self, h: int, d: Vector, precision: Vector) -> None:
-        chain = h % self.chains
+        chain = h // 4
         self.sums[chain] = (
             fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
         )
 
     def value(self) -> Vector:
-        return _sum(list(self.sums.values()))
+        return self.sums[0] + self.sums[1] + self.sums[2] + self.sums[3]
 
 
 class _Polynomial:
-    """2 sum_h (B_h + C_h d_h) d_h, in the same way."""
+    """2 sum_h (B_h + C_h e_h) e_h with e = d + shift, in two chains."""
 
-    def __init__(self, chains: int) -> None:
-        self.chains = chains
+    def __init__(self) -> None:
         self.sums: dict[int, Vector] = {}
 
-    def add(self, h: int, d: Vector, linear: Vector, twice_square: Vector) -> None:
-        chain, factor = h % self.chains, linear + fma(twice_square, d, linear)
-        self.sums[chain] = fma(factor, d, self.sums[chain]) if chain in self.sums else factor * d
+    def add(self, h: int, d: Vector, parent: Rows) -> None:
+        deviation, linear = d + parent[Row.SHIFT + h], parent[Row.LINEAR + h]
+        chain, factor = h % 2, linear + fma(parent[Row.TWICE_SQUARE + h], deviation, linear)
+        self.sums[chain] = fma(factor, deviation, self.sums[chain]) if chain in self.sums else factor * deviation
 
     def value(self) -> Vector:
-        return _sum(list(self.sums.values()))
-
-
-def _sum(terms: list[Vector]) -> Vector:
-    """Pairwise."""
-    while len(terms) > 1:
-        terms = [x + y for x, y in zip(terms[::2], terms[1::2], strict=True)]
-    return terms[0]
+        return self.sums[0] + self.sums[1]
 
 
 def _deviations_kernel(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
@@ -96,7 +94,7 @@ def _deviations_kernel(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent:
 
 def _likelihood(l: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:  # noqa: E741
     """l = constant - sum_h precision_h d_h^2."""
-    quadratic = _Quadratic(4)
+    quadratic = _Quadratic()
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Row.PRECISION + h])
     l[0] = parent[Row.CONSTANT] - quadratic.value()
@@ -111,7 +109,7 @@ def _likelihood_and_deviations(
     parent: Rows,
 ) -> None:
     """l, and d = V - mean."""
-    quadratic = _Quadratic(4)
+    quadratic = _Quadratic()
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
         quadratic.add(h, x, parent[Row.PRECISION + h])
@@ -126,11 +124,11 @@ def _likelihood_and_gradient(
     offset: Rows,
     parent: Rows,
 ) -> None:
-    """l, and G = A + sum_h (B_h + C_h d_h) d_h."""
-    quadratic, polynomial = _Quadratic(4), _Polynomial(2)
+    """l, and G = A + sum_h (B_h + C_h e_h) e_h."""
+    quadratic, polynomial = _Quadratic(), _Polynomial()
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(h, x, parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
+        polynomial.add(h, x, parent)
     l[0] = parent[Row.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
 
@@ -145,11 +143,11 @@ def _likelihood_gradient_and_deviations(
     parent: Rows,
 ) -> None:
     """l, G, and d = V - mean."""
-    quadratic, polynomial = _Quadratic(4), _Polynomial(2)
+    quadratic, polynomial = _Quadratic(), _Polynomial()
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
         quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(h, x, parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
+        polynomial.add(h, x, parent)
     l[0] = parent[Row.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
 
@@ -201,6 +199,30 @@ def _add_moments(count: int, moments: Rows, d: Rows, r: Rows) -> None:
             second = fma(weighted, x, second)
         moments[Moment.FIRST + h] = first
         moments[Moment.SECOND + h] = second
+
+
+def _check_centre(excess: Rows, shift: Rows, moments: Rows) -> None:
+    """shift = mean of d, with its sign changed; excess, a number, is positive where the variance has cancelled.
+
+    That is where the mean is FAR standard deviations from the centre.
+    """
+    total = moments[Moment.TOTAL]
+    scale = where(total > 0.0, total, 1.0)
+    scale = scale.like(1.0) / scale
+    worst = None
+    for h in range(16):
+        mean = moments[Moment.FIRST + h] * scale
+        variance = fma(moments[Moment.SECOND + h], scale, -(mean * mean))
+        over = fma(variance, -(FAR**2), mean * mean)
+        worst = over if worst is None else maximum(worst, over)
+        shift[h] = -mean
+    assert worst is not None
+    excess.set_element(0, across(maximum, worst))
+
+
+def _add_shift(d: Rows, shift: Rows) -> None:
+    for h in range(16):
+        d[h] = d[h] + shift[h]
 
 
 def _clear_moments(moments: Rows) -> None:
@@ -255,17 +277,19 @@ def _clear(count: int, rows: Rows) -> None:
 
 
 def _add_likelihood_and_gradient(count: int, quadratic: Rows, polynomial: Rows, d: Rows, parent: Rows) -> None:
-    """Add four entries to sum_h precision_h d_h^2 and 2 sum_h (B_h + C_h d_h) d_h, with a shifted d."""
-    quadratics, polynomials = [quadratic[j] for j in range(count)], [polynomial[j] for j in range(count)]
+    """Add a row of four entries to sum_h precision_h d_h^2 and 2 sum_h (B_h + C_h e_h) e_h."""
+    quadratics = [_Quadratic() for _ in range(count)]
+    polynomials = [polynomial[j] for j in range(count)]
     for h in range(4):
-        shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
+        precision, shift = parent[Row.PRECISION + h], parent[Row.SHIFT + h]
         linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
         for j in range(count):
-            x = d[16 * j + h] + shift
-            quadratics[j] = fma(x * x, precision, quadratics[j])
+            x = d[16 * j + h]
+            quadratics[j].add(h, x, precision)
+            x = x + shift
             polynomials[j] = fma(linear + fma(twice_square, x, linear), x, polynomials[j])
     for j in range(count):
-        quadratic[j] = quadratics[j]
+        quadratic[j] = quadratic[j] + quadratics[j].sums[0]
         polynomial[j] = polynomials[j]
 
 
@@ -293,21 +317,22 @@ def _assign(
 
 
 def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows) -> None:
-    """dV += r (B + d (2 C - g precision)) for four entries, with g of `_assign`."""
+    """dV += r (B + 2 C e - g precision d) for a row of four entries, with g of `_assign`."""
     weights, slopes = [r[j] for j in range(count)], [-g[j] for j in range(count)]
     for h in range(4):
-        shift, precision = parent[Row.SHIFT + h], parent[Row.PRECISION + h]
+        precision, shift = parent[Row.PRECISION + h], parent[Row.SHIFT + h]
         linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
         for j in range(count):
-            x = d[16 * j + h] + shift
-            gradient = fma(fma(slopes[j], precision, twice_square), x, linear)
+            x = d[16 * j + h]
+            gradient = fma(twice_square, x + shift, linear)
+            gradient = fma(slopes[j] * precision, x, gradient)
             dv[16 * j + h] = fma(weights[j], gradient, dv[16 * j + h])
 
 
 def _set_uniform_vote_gradient(
     count: int, dv: Rows, polynomial: Rows, d: Rows, parent: Rows, share: Rows, activation: Rows
 ) -> None:
-    """dV = r (B + 2 C d) for four entries, with r = share a; their part of the polynomial."""
+    """dV = r (B + 2 C e) for a row of four entries, with r = share a; their part of the polynomial."""
     weights = [share.broadcast(j) * activation.broadcast(j) for j in range(count)]
     polynomials = [polynomial[j] for j in range(count)]
     for h in range(4):
@@ -371,6 +396,8 @@ weights_1, weights_4 = microkernel(_weights, 1), microkernel(_weights, 4)
 uniform_weights_1, uniform_weights_4 = microkernel(_uniform_weights, 1), microkernel(_uniform_weights, 4)
 gradient_weights_1, gradient_weights_4 = microkernel(_gradient_weights, 1), microkernel(_gradient_weights, 4)
 add_moments_1, add_moments_4 = microkernel(_add_moments, 1), microkernel(_add_moments, 4)
+check_centre = microkernel(_check_centre)
+add_shift = microkernel(_add_shift)
 clear_moments = microkernel(_clear_moments)
 move_moments = microkernel(_move_moments)
 
