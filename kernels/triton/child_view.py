@@ -52,7 +52,7 @@ def load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE: tl.const
     return b_a, b_pose
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "G"])
 def log_sum_kernel(
     p_poses,
     p_weight,
@@ -72,8 +72,8 @@ def log_sum_kernel(
     L,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     H: tl.constexpr,
     BN: tl.constexpr,
@@ -108,10 +108,9 @@ def log_sum_kernel(
             m_parent = (o_n < N) & (o_c < C)
             b_l = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=float("-inf"))
             for i_h in tl.static_range(0, H, ENTRIES):
-                COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
                 o_entry = (o_parent * H + i_h) * C + o_c
-                b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
-                b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
+                b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
+                b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
                 b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
                 if p_votes is None:
                     p_block = p_weight + (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C + o_c
@@ -132,7 +131,7 @@ def log_sum_kernel(
     tl.store(p_out + (o_n * G + i_g) * B + o_b, b_log_sum, mask=m_child)
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "B", "C", "G"])
+@triton.jit(do_not_specialize=["N", "L", "P", "G"])
 def assignment_gradient_kernel(
     p_poses,
     p_weight,
@@ -154,8 +153,8 @@ def assignment_gradient_kernel(
     N,
     L,
     P,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -202,7 +201,7 @@ def assignment_gradient_kernel(
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
 
-@triton.jit(do_not_specialize=["P", "S", "N", "B", "C", "G"])
+@triton.jit(do_not_specialize=["P", "S", "N", "G"])
 def edge_product_kernel(
     p_left,
     p_right,
@@ -214,8 +213,8 @@ def edge_product_kernel(
     N,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -244,7 +243,7 @@ def edge_product_kernel(
     tl.store(p_out + (o_n * G + i_g) * B + o_b, tl.sum(b_sum, axis=2, keep_dims=True), mask=m_child)
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "T", "n_soft"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "G", "T", "n_soft"])
 def child_gradient_kernel(
     p_poses,
     p_weight,
@@ -269,8 +268,8 @@ def child_gradient_kernel(
     L,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     T,
     n_soft,

@@ -37,7 +37,7 @@ def choose(P: int, S: int, B: int, C: int, K: int, pairs: int) -> Config:
     the number of joined pairs of locations."""
     BC = next((block for block in PARENT_TYPES if block >= C), PARENT_TYPES[-1])
     parent = parent_tile(BC)
-    child, gradient = child_tiles(BC, few=B <= 8)
+    child, gradient = child_tile(BC), gradient_tile(BC)
     owners = P * blocks(C, BC) * blocks(REFERENCE_BATCH, parent.BN)
     steps = S * blocks(B, parent.BB)
     parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS))
@@ -52,21 +52,19 @@ def parent_tile(BC: int) -> Tile:
     return Tile(2, 2 * WARP // BC, BC, 4)
 
 
-def child_tiles(BC: int, few: bool) -> tuple[Tile, Tile]:
-    """The tiles of the child view, with two elements for each thread, and of the gradients, which need twice the
-    registers, with one. Child types share what is known of the parents; with few of them, images fill the tile."""
-    BB = 8 if few else 8 * WARP // BC
-    return Tile(8 * WARP // BC // BB, BB, BC, 4), Tile(8 * WARP // BC // BB, BB, BC, 8)
+def child_tile(BC: int) -> Tile:
+    """Two elements for each thread: child types share what is known of the parents, images the weight."""
+    return Tile(WARP // BC, 8, BC, 4)
 
 
-def tiles() -> dict[str, list[Tile]]:
-    """Every tile that `choose` can return, by view."""
-    pairs = sorted({child_tiles(BC, few) for BC in PARENT_TYPES for few in (True, False)})
-    return {
-        "parent": [parent_tile(BC) for BC in PARENT_TYPES],
-        "child": [child for child, _ in pairs],
-        "gradient": [gradient for _, gradient in pairs],
-    }
+def gradient_tile(BC: int) -> Tile:
+    """One element for each thread: the gradients need twice the registers."""
+    return Tile(WARP // BC, 8, BC, 8)
+
+
+def tiles() -> list[tuple[Tile, Tile, Tile]]:
+    """Every parent, child and gradient tile that `choose` can return."""
+    return [(parent_tile(BC), child_tile(BC), gradient_tile(BC)) for BC in PARENT_TYPES]
 
 
 def blocks(size: int, block: int) -> int:

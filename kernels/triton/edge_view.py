@@ -28,7 +28,7 @@ def edge_tile(p_children, N, S, B, BN: tl.constexpr, BB: tl.constexpr):
     return o_n, o_b, i_pair, tl.maximum(i_l, 0), (o_n < N) & (o_b < B) & (i_l >= 0)
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S"])
 def pose_votes_kernel(
     p_poses,
     p_weight,
@@ -39,8 +39,8 @@ def pose_votes_kernel(
     L,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     DTYPE: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -66,7 +66,7 @@ def pose_votes_kernel(
             tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_out & (o_c < C))
 
 
-@triton.jit(do_not_specialize=["N", "P", "S", "B", "C"])
+@triton.jit(do_not_specialize=["N", "P", "S"])
 def coordinate_addition_kernel(
     p_votes,
     p_offset,
@@ -74,8 +74,8 @@ def coordinate_addition_kernel(
     N,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     DTYPE: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -99,7 +99,7 @@ def coordinate_addition_kernel(
             tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_edge)
 
 
-@triton.jit(do_not_specialize=["N", "P", "S", "B", "C", "G"])
+@triton.jit(do_not_specialize=["N", "P", "S", "G"])
 def assignment_kernel(
     p_votes,
     p_children,
@@ -111,8 +111,8 @@ def assignment_kernel(
     N,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     LOCAL: tl.constexpr,
     H: tl.constexpr,
@@ -139,10 +139,9 @@ def assignment_kernel(
         m_parent = (o_n < N) & (o_c < C)
         b_l = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=0.0)
         for i_h in tl.static_range(0, H, ENTRIES):
-            COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
             o_entry = (o_parent * H + i_h) * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
-            b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
+            b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
+            b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
             b_start = start_of_votes(None, 0, b_mean, DTYPE)
             p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
             b_d = deviations(None, None, p_edge_votes, C, m_child & (o_c < C), b_start, DTYPE)
@@ -151,7 +150,7 @@ def assignment_kernel(
         tl.store(p_out + o_edge * C + o_c, b_R, mask=m_out & (o_c < C))
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S"])
 def m_step_gradient_kernel(
     p_votes,
     p_assignments,
@@ -168,8 +167,8 @@ def m_step_gradient_kernel(
     L,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     H: tl.constexpr,
     DTYPE: tl.constexpr,
     BN: tl.constexpr,
@@ -196,16 +195,15 @@ def m_step_gradient_kernel(
         b_r = b_a * tl.load(p_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
         b_G = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
         for i_h in tl.static_range(0, H, ENTRIES):
-            COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
             o_entry = (o_parent * H + i_h) * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
-            b_B = load_entries(p_B + o_entry, C, m_parent, COUNT, DTYPE)
-            b_C = load_entries(p_C + o_entry, C, m_parent, COUNT, DTYPE)
+            b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
+            b_B = load_entries(p_B + o_entry, C, m_parent, H - i_h, DTYPE)
+            b_C = load_entries(p_C + o_entry, C, m_parent, H - i_h, DTYPE)
             b_start = start_of_votes(None, 0, b_mean, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
             b_d = deviations(None, None, p_votes + o_vote, C, m_edge, b_start, DTYPE)
             b_G = weight_slope(b_d, b_G, b_B, b_C)
-            for h in tl.static_range(COUNT):
+            for h in tl.static_range(len(b_d)):
                 b_dV = b_r * tl.fma(2 * b_C[h], b_d[h], b_B[h])
                 tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & (o_c < C))
         b_G = tl.where(m_child, b_G, 0.0)
@@ -213,7 +211,7 @@ def m_step_gradient_kernel(
         tl.store(p_grad_assignments + o_edge * C + o_c, b_a * b_G, mask=m_out & (o_c < C))
 
 
-@triton.jit(do_not_specialize=["N", "P", "S", "B", "C", "G"])
+@triton.jit(do_not_specialize=["N", "P", "S", "G"])
 def e_step_gradient_kernel(
     p_votes,
     p_assignments,
@@ -227,8 +225,8 @@ def e_step_gradient_kernel(
     N,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     LOCAL: tl.constexpr,
     H: tl.constexpr,
@@ -259,13 +257,12 @@ def e_step_gradient_kernel(
         b_dl = b_R * (b_dR - b_dot)
         tl.store(p_dl + o_edge * C + o_c, b_dl, mask=m_out & (o_c < C))
         for i_h in tl.static_range(0, H, ENTRIES):
-            COUNT: tl.constexpr = H - i_h if H - i_h < ENTRIES else ENTRIES
             o_entry = (o_parent * H + i_h) * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
-            b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
+            b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
+            b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
             b_start = start_of_votes(None, 0, b_mean, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
             b_d = deviations(None, None, p_votes + o_vote, C, m_edge, b_start, DTYPE)
-            for h in tl.static_range(COUNT):
+            for h in tl.static_range(len(b_d)):
                 b_dV = -2 * b_dl * b_precision[h] * b_d[h]
                 tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & (o_c < C))

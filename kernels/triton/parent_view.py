@@ -18,7 +18,7 @@ from tritoncaps.kernels.triton.votes import (
 )
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "H", "i_h", "steps"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "G", "H", "i_h", "steps"])
 def parent_view_kernel(
     p_poses,
     p_weight,
@@ -43,8 +43,8 @@ def parent_view_kernel(
     L,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     H,
     i_h,
@@ -120,10 +120,9 @@ def parent_view_kernel(
         if p_weight is not None:
             p_slot_weight = p_weight + tl.load(p_weight_of + i_s).to(tl.int64) * B * ENTRIES * C + o_c
         if WEIGHTS == "uniform":
-            n_competitors = C
+            b_share = tl.full((1, 1, 1), 1.0 / C, DTYPE)
             if not LOCAL:
-                n_competitors *= tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l)
-            b_share = 1.0 / tl.cast(n_competitors, DTYPE)
+                b_share /= (tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l)).to(DTYPE)
         for i_b in range(i_first * BB, i_last * BB, BB):
             o_b = i_b + tl.arange(0, BB)[None, :, None]
             m_child = m_n & (o_b < B)

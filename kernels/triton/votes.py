@@ -16,9 +16,9 @@ ENTRIES = tl.constexpr(16)  # of a 4x4 pose; and the most that a tuple holds of 
 
 @triton.jit
 def load_entries(p_entry, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
-    """COUNT tiles, one for each pose entry; the next entry is `step` further."""
+    """COUNT tiles, at most sixteen, one for each pose entry; the next entry is `step` further."""
     b_entries = ()
-    for _ in tl.static_range(COUNT):
+    for _ in tl.static_range(COUNT if COUNT < ENTRIES else ENTRIES):
         b_entries = b_entries + (tl.load(p_entry, mask=mask, other=0.0).to(DTYPE),)
         p_entry += step
     return b_entries

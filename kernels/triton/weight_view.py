@@ -16,7 +16,7 @@ from tritoncaps.kernels.triton.votes import (
 )
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "B", "C", "G", "K", "T", "n_soft", "pair_splits", "image_splits"])
+@triton.jit(do_not_specialize=["N", "L", "P", "S", "G", "K", "T", "n_soft", "pair_splits", "image_splits"])
 def weight_view_kernel(
     p_poses,
     p_weight,
@@ -40,8 +40,8 @@ def weight_view_kernel(
     L,
     P,
     S,
-    B,
-    C,
+    B: tl.constexpr,
+    C: tl.constexpr,
     G,
     K,
     T,

@@ -1,0 +1,243 @@
+"""What every kernel needs on every target: registers, spills, shared memory and instructions.
+
+    python -m tritoncaps.kernels.triton.resources           compare with resources.json
+    python -m tritoncaps.kernels.triton.resources --write   write it
+
+Kernels are compiled ahead of time, so no GPU is needed; but not under TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BUDGET = Path(__file__).with_name("resources.json")
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+SHAPES = ((32, 32), (16, 16), (32, 5), (7, 33))  # child and parent types: the paper's layers, a tile each; an odd one
+POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
+LIKELIHOOD = ("p_precision", "p_constant", "p_log_sum")
+SLOPE = ("p_A", "p_B", "p_C", "p_da")
+SLACK = 1.1  # by which a compiler may exceed the budget
+FORBIDDEN = ("stack", "local", "spills")
+
+INDICES = ("children", "weight_of", "first_slot", "parents_start", "group_child", "group_start")
+INDICES += ("pair_child", "pair_parent", "pair_slot", "weight_start")
+
+
+class Variant(NamedTuple):
+    """A kernel as a launch specialises it: `options` are its constant arguments, `absent` its pointers that are None."""
+
+    module: str
+    kernel: str
+    options: dict[str, Any]
+    absent: tuple[str, ...]
+    num_warps: int
+
+    @property
+    def name(self) -> str:
+        options = self.options
+        words = [self.kernel.removesuffix("_kernel")]
+        words += [options["WEIGHTS"]] if "WEIGHTS" in options else []
+        words += ["local"] if options.get("LOCAL") else []
+        words += [f"without {name.removeprefix('p_')}" for name in ("p_mean", "p_activations") if name in self.absent]
+        words += ["of stored votes"] if "p_poses" in self.absent else []
+        words += [f"{options['B']}->{options['C']}"] if "B" in options else []
+        return " ".join(words)
+
+
+def variants() -> Iterator[Variant]:
+    """Every kernel with every tile that `config.choose` can return, at the sizes of `SHAPES`, in float32."""
+    from tritoncaps.kernels.triton import config
+
+    for shape in SHAPES:
+        yield from _routing_variants(shape, config.choose(16, 9, *shape, 9, 144), LOCAL=False)
+    for shape in SHAPES[: len(config.tiles())]:
+        yield from _stored_variants(shape, config.choose(16, 9, *shape, 9, 144))
+    yield from _routing_variants(SHAPES[0], config.choose(16, 9, *SHAPES[0], 9, 144), LOCAL=True)
+    yield Variant("splits", "add_splits_kernel", {"SPLITS": 16, "BLOCK": 256}, (), 4)
+
+
+def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool) -> Iterator[Variant]:
+    """The views with votes in registers."""
+    parents = {"assignment": SLOPE, "gradient": (), "uniform": (*LIKELIHOOD, *SLOPE)}
+    for weights, absent in parents.items():
+        options = {"WEIGHTS": weights, "LOCAL": LOCAL, "COUNT": 16}
+        absent = ("p_votes", "p_weights", *absent)
+        yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
+    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, (*absent, "p_mean"), **options)
+    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), LOCAL=LOCAL)
+    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), LOCAL=LOCAL)
+    if not LOCAL:
+        yield _variant("child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
+        yield _variant("child_view", "assignment_gradient_kernel", shape, chosen.child)
+
+
+def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+    """The views and the edge view with votes in memory."""
+    options = {"WEIGHTS": "stored", "LOCAL": False, "COUNT": 16}
+    absent = (*POSES, *LIKELIHOOD, *SLOPE)
+    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
+    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, (*absent, "p_mean"), **options)
+    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, (*absent, "p_activations"), **options)
+    yield _variant("child_view", "log_sum_kernel", shape, chosen.child, (*POSES, "p_activations"), H=16)
+    yield _variant("child_view", "edge_product_kernel", shape, chosen.child)
+    packed = ("p_mean", *LIKELIHOOD, *SLOPE)
+    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, packed, LOCAL=False)
+    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, packed, LOCAL=False)
+    for kernel in ("pose_votes", "coordinate_addition", "assignment", "m_step_gradient", "e_step_gradient"):
+        options = {"DTYPE": "fp32", "H": 16, "LOCAL": False}
+        yield _variant("edge_view", f"{kernel}_kernel", shape, chosen.gradient, **options)
+
+
+def measure(variant: Variant, target: str) -> dict[str, int]:
+    """Compile a variant and read what the compiler reports."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    compiled = triton.compile(
+        ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options={"num_warps": variant.num_warps}
+    )
+    usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
+    return {**usage, "shared": compiled.metadata.shared}
+
+
+def report(targets: list[str], processes: int = 2) -> dict[str, dict[str, dict[str, int]]]:
+    """What every variant needs on every target."""
+    work = [(variant, target) for variant in variants() for target in targets]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        results = list(pool.map(_measure, work, chunksize=8))
+    needs: dict[str, dict[str, dict[str, int]]] = {}
+    for (variant, target), usage in zip(work, results, strict=True):
+        needs.setdefault(target, {})[variant.name] = usage
+    return needs
+
+
+def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
+    """Every spill, and everything that exceeds the budget or has none."""
+    found = []
+    for target, kernels in needs.items():
+        for name, usage in kernels.items():
+            found += [f"{target} {name}: {usage[key]} of {key}" for key in FORBIDDEN if usage[key]]
+            allowed = budget.get(target, {}).get(name)
+            if allowed is None:
+                found.append(f"{target} {name}: no budget")
+                continue
+            found += [
+                f"{target} {name}: {key} is {usage[key]}, the budget {allowed[key]}"
+                for key in ("registers", "shared", "instructions")
+                if usage[key] > SLACK * allowed[key]
+            ]
+    return found
+
+
+def _variant(
+    module: str, kernel: str, shape: tuple[int, int], tile: Any, absent: tuple[str, ...] = (), **options: Any
+) -> Variant:
+    options.update(B=shape[0], C=shape[1], BN=tile.BN, BB=tile.BB, BC=tile.BC)
+    return Variant(module, kernel, options, absent, tile.num_warps)
+
+
+def _measure(work: tuple[Variant, str]) -> dict[str, int]:
+    return measure(*work)
+
+
+def _signature(variant: Variant) -> dict[str, Any]:
+    """The arguments of ASTSource: the types of a launch with aligned float32 tensors and sizes that are not special."""
+    import importlib
+
+    import triton.language as tl
+
+    kernel = getattr(importlib.import_module(f"tritoncaps.kernels.triton.{variant.module}"), variant.kernel)
+    constants = {**variant.options, **dict.fromkeys(variant.absent)}
+    if "DTYPE" in constants:
+        constants["DTYPE"] = tl.float32
+    types, attributes = {}, {}
+    for parameter in kernel.params:
+        name = parameter.name
+        if name in constants:
+            types[name] = "constexpr"
+        elif name.startswith("p_"):
+            types[name] = "*i32" if name.removeprefix("p_") in INDICES else "*fp32"
+            attributes[(parameter.num,)] = [["tt.divisibility", 16]]
+        else:
+            types[name] = "i32"
+    constants = {name: value for name, value in constants.items() if name in types}
+    return {"fn": kernel, "signature": types, "constexprs": constants, "attrs": attributes}
+
+
+def _nvidia_usage(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        resources = _run("cuobjdump", "-res-usage", file.name)
+        code = _run("nvdisasm", "-c", file.name)
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", resources)}
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]*)", code)
+    return {
+        "registers": found["REG"],
+        "stack": found["STACK"],
+        "local": found["LOCAL"],
+        "spills": sum(op.split(".")[0] in ("STL", "LDL") for op in instructions),
+        "instructions": sum(op != "NOP" for op in instructions),
+    }
+
+
+def _amd_usage(assembly: str) -> dict[str, int]:
+    def number(key: str) -> int:
+        match = re.search(rf"\.{key}:\s+(\d+)", assembly)
+        return int(match.group(1)) if match else 0
+
+    instructions = re.findall(
+        r"^\t([vs]_\w+|ds_\w+|global_\w+|buffer_\w+|flat_\w+|scratch_\w+)", assembly, re.MULTILINE
+    )
+    return {
+        "registers": number("vgpr_count"),
+        "stack": number("private_segment_fixed_size"),
+        "local": 0,
+        "spills": number("vgpr_spill_count"),  # scalar registers spill to lanes of vector registers, not to memory
+        "instructions": len(instructions),
+    }
+
+
+def _run(tool: str, *arguments: str) -> str:
+    """One of the binaries that come with Triton."""
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the budget instead of comparing with it")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    needs = report(arguments.targets, arguments.processes)
+    if arguments.write:
+        BUDGET.write_text(json.dumps(needs, indent=1) + "\n")
+        budget = needs
+    else:
+        budget = json.loads(BUDGET.read_text())
+    found = complaints(needs, budget)
+    print("\n".join(found) or f"{sum(map(len, needs.values()))} kernels compiled: no spills, all within the budget")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
