@@ -1,0 +1,36 @@
+"""The floating-point operations that EM routing needs for each vote, when votes are recomputed and never stored.
+
+A fused multiply-add counts two. What is per parent or per child, and not per vote, is not counted.
+"""
+
+from __future__ import annotations
+
+from tritoncaps.routing_map import RoutingMap
+
+VOTE = 128  # V = M W: 64 multiply-adds
+QUADRATIC_FORM = 48  # sum_h precision_h d_h^2
+EXP = 20  # range reduction, a polynomial of degree 6, scaling
+MOMENTS = 64  # w, w d, w d^2, added up
+G = 64  # A + sum_h (B_h + C_h d_h) d_h
+VOTE_GRADIENT = 96  # r (B + 2 C d) - 2 dl precision d, added up
+UNIFORM_VOTE_GRADIENT = 64  # the same without dl
+PRODUCT = 128  # dV W^T, and M^T dV
+
+
+def forward_flops(iterations: int) -> int:
+    """One M-step with uniform assignments; then, for each iteration, an E-step and an M-step that recomputes R."""
+    e_step = VOTE + QUADRATIC_FORM + EXP
+    m_step = VOTE + QUADRATIC_FORM + EXP + MOMENTS
+    return VOTE + MOMENTS + (iterations - 1) * (e_step + m_step)
+
+
+def backward_flops(iterations: int) -> int:
+    """The assignments' gradient and the moments of dl, for each iteration but the first; then one sweep for dM, dW."""
+    recomputed = QUADRATIC_FORM + EXP + G
+    each = (VOTE + recomputed) + (VOTE + recomputed + MOMENTS)
+    sweep = VOTE + G + UNIFORM_VOTE_GRADIENT + (iterations - 1) * (recomputed + VOTE_GRADIENT) + 2 * PRODUCT
+    return (iterations - 1) * each + sweep
+
+
+def votes(routing_map: RoutingMap, images: int, in_caps: int, out_caps: int) -> int:
+    return images * routing_map.num_edges * in_caps * out_caps
