@@ -54,8 +54,8 @@ def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterat
 class _Quadratic:
     """sum_h precision_h d_h^2, row by row, because the rows' chains do not wait for each other.
 
-    All micro-kernels add in this order: l must come out with the same bits wherever it is computed, or else
-    exp(l - log_sum) carries the rounding error of an l that may be large.
+    All micro-kernels add in this order. l must come out with the same bits wherever it is computed, or else
+    exp(l - log_sum) would carry the rounding error of an l that may be large; and so must G, for G - da.
     """
 
     def __init__(self) -> None:
@@ -72,18 +72,18 @@ class _Quadratic:
 
 
 class _Polynomial:
-    """2 sum_h (B_h + C_h e_h) e_h with e = d + shift, in two chains."""
+    """2 sum_h (B_h + C_h e_h) e_h with e = d + shift, in the same order."""
 
     def __init__(self) -> None:
         self.sums: dict[int, Vector] = {}
 
-    def add(self, h: int, d: Vector, parent: Rows) -> None:
-        deviation, linear = d + parent[Row.SHIFT + h], parent[Row.LINEAR + h]
-        chain, factor = h % 2, linear + fma(parent[Row.TWICE_SQUARE + h], deviation, linear)
+    def add(self, h: int, d: Vector, shift: Vector, linear: Vector, twice_square: Vector) -> None:
+        deviation = d + shift
+        chain, factor = h // 4, linear + fma(twice_square, deviation, linear)
         self.sums[chain] = fma(factor, deviation, self.sums[chain]) if chain in self.sums else factor * deviation
 
     def value(self) -> Vector:
-        return self.sums[0] + self.sums[1]
+        return self.sums[0] + self.sums[1] + self.sums[2] + self.sums[3]
 
 
 def _deviations_kernel(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
@@ -128,7 +128,9 @@ def _likelihood_and_gradient(
     quadratic, polynomial = _Quadratic(), _Polynomial()
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(h, x, parent)
+        polynomial.add(
+            h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
+        )
     l[0] = parent[Row.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
 
@@ -147,7 +149,9 @@ def _likelihood_gradient_and_deviations(
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
         quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(h, x, parent)
+        polynomial.add(
+            h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
+        )
     l[0] = parent[Row.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
 
@@ -278,19 +282,17 @@ def _clear(count: int, rows: Rows) -> None:
 
 def _add_likelihood_and_gradient(count: int, quadratic: Rows, polynomial: Rows, d: Rows, parent: Rows) -> None:
     """Add a row of four entries to sum_h precision_h d_h^2 and 2 sum_h (B_h + C_h e_h) e_h."""
-    quadratics = [_Quadratic() for _ in range(count)]
-    polynomials = [polynomial[j] for j in range(count)]
+    quadratics, polynomials = [_Quadratic() for _ in range(count)], [_Polynomial() for _ in range(count)]
     for h in range(4):
         precision, shift = parent[Row.PRECISION + h], parent[Row.SHIFT + h]
         linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h]
             quadratics[j].add(h, x, precision)
-            x = x + shift
-            polynomials[j] = fma(linear + fma(twice_square, x, linear), x, polynomials[j])
+            polynomials[j].add(h, x, shift, linear, twice_square)
     for j in range(count):
         quadratic[j] = quadratic[j] + quadratics[j].sums[0]
-        polynomial[j] = polynomials[j]
+        polynomial[j] = polynomial[j] + polynomials[j].sums[0]
 
 
 def _assign(
