@@ -67,11 +67,11 @@ def _new_groups(edges: Edges, dtype: torch.dtype) -> Tensor:
 def _run(function: Any, edges: Edges, *arguments: Any) -> None:
     chunks = min(CHUNKS, edges.images * edges.groups)
     ranges = -(-edges.child_types // TYPES)
-    run(function, ranges * chunks, chunks, edges, *arguments)
+    run(function, ranges * chunks, edges, chunks, *arguments)
 
 
 @kernel
-def _log_sum_kernel(counter, tasks, chunks, e, greatest, total, gaussian):  # type: ignore[no-untyped-def]
+def _log_sum_kernel(counter, tasks, e, chunks, greatest, total, gaussian):  # type: ignore[no-untyped-def]
     """log_sum = greatest + log(total), both [N, G, B], from gaussian [N, P, blocks, 33, lanes]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     l = np.empty(TYPES * lanes, e.poses.dtype)  # noqa: E741
@@ -110,7 +110,7 @@ def _log_sum_kernel(counter, tasks, chunks, e, greatest, total, gaussian):  # ty
 
 
 @kernel
-def _assignment_gradient_kernel(counter, tasks, chunks, e, da, iteration, log_sum):  # type: ignore[no-untyped-def]
+def _assignment_gradient_kernel(counter, tasks, e, chunks, da, iteration, log_sum):  # type: ignore[no-untyped-def]
     """da [N, G, B] from iteration [N, P, blocks, 82, lanes] and log_sum [N, G, B]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     l = np.empty(TYPES * lanes, e.poses.dtype)  # noqa: E741

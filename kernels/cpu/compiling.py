@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ _PATIENCE = 2.0  # seconds of compilation before a line is logged
 _lock = threading.Lock()
 _spent = 0.0
 _announced = False
+_ready: set[Any] = set()  # kernels and the dtypes that they are compiled for
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -31,11 +33,10 @@ def kernel(function: Callable[..., None]) -> Any:
     return dispatcher
 
 
-def ready(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
-    """Compile ``dispatcher`` for ``arguments``, or load it from the cache, unless that was done before."""
+def ready(dispatcher: Any, dtype: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile ``dispatcher`` for ``arguments``, or load it from the cache, unless that was done for the dtype."""
     global _spent
-    signature = tuple(map(dispatcher.typeof_pyval, arguments))
-    if signature in dispatcher.overloads:
+    if (dispatcher, dtype) in _ready:
         return
     with _lock:
         timer = threading.Timer(max(0.0, _PATIENCE - _spent), _announce)
@@ -43,10 +44,21 @@ def ready(dispatcher: Any, arguments: tuple[Any, ...]) -> None:
         timer.start()
         start = time.monotonic()
         try:
-            dispatcher.compile(signature)
+            dispatcher.compile(tuple(map(dispatcher.typeof_pyval, arguments)))
         finally:
             timer.cancel()
             _spent += time.monotonic() - start
+    _ready.add((dispatcher, dtype))
+
+
+def _forget_lock() -> None:
+    """A forked process may inherit a lock that nobody will ever release."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 def _announce() -> None:

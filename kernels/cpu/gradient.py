@@ -72,9 +72,9 @@ def child_and_weight_gradient(
     run(
         _gradient_kernel,
         parts * -(-B // types),
+        edges,
         parts,
         types,
-        edges,
         array(dM),
         array(da),
         array(dW),
@@ -150,7 +150,7 @@ def _of_children(edges: Edges, of_groups: Tensor) -> Tensor:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, parts, types, e, dM, da, dW, iterations, log_sum, slope, kinds, same_mean, variable,
+    counter, tasks, e, parts, types, dM, da, dW, iterations, log_sum, slope, kinds, same_mean, variable,
     needs_children, needs_weight,
 ):  # fmt: skip
     """dM [N, L, B, 16], da [N, L, B], dW [parts, K, blocks, B, 16, lanes], all zero at first, from

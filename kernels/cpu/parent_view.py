@@ -88,11 +88,11 @@ def _unpack_moments(edges: Edges, moments: Tensor, centre: Tensor) -> Moments:
 
 def _run(function: Any, edges: Edges, *arguments: Any) -> None:
     chunks = min(CHUNKS, edges.images * edges.parents_count)
-    run(function, edges.blocks * chunks, chunks, edges, *arguments)
+    run(function, edges.blocks * chunks, edges, chunks, *arguments)
 
 
 @kernel
-def _moments_kernel(counter, tasks, chunks, e, moments, correction, gaussian, log_sum):  # type: ignore[no-untyped-def]
+def _moments_kernel(counter, tasks, e, chunks, moments, correction, gaussian, log_sum):  # type: ignore[no-untyped-def]
     """moments [N, P, blocks, 33, lanes] from gaussian [N, P, blocks, 33, lanes] and log_sum [N, G, B].
 
     The centre is the Gaussian's mean. Where that turns out to be so far from the new mean that the variance would
@@ -150,7 +150,7 @@ def _moments_kernel(counter, tasks, chunks, e, moments, correction, gaussian, lo
 
 
 @kernel
-def _gradient_moments_kernel(counter, tasks, chunks, e, moments, iteration, log_sum, da):  # type: ignore[no-untyped-def]
+def _gradient_moments_kernel(counter, tasks, e, chunks, moments, iteration, log_sum, da):  # type: ignore[no-untyped-def]
     """moments [N, P, blocks, 33, lanes] from iteration [N, P, blocks, 82, lanes], log_sum and da [N, G, B]."""
     B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
     d = np.empty(4 * vote, e.poses.dtype)
@@ -199,7 +199,7 @@ def _gradient_moments_kernel(counter, tasks, chunks, e, moments, iteration, log_
 
 
 @kernel
-def _uniform_moments_kernel(counter, tasks, chunks, e, moments, minus_centre, share):  # type: ignore[no-untyped-def]
+def _uniform_moments_kernel(counter, tasks, e, chunks, moments, minus_centre, share):  # type: ignore[no-untyped-def]
     """moments [N, P, blocks, 33, lanes] about minus_centre [N, P, blocks, 16, lanes], from share [G].
 
     The centre is the mean of the votes of the first slot that has support: rough, but close enough that the

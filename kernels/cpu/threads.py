@@ -16,18 +16,19 @@ import numpy as np
 import torch
 
 from tritoncaps.kernels.cpu.compiling import ready
+from tritoncaps.kernels.cpu.layout import Edges
 
 _pool: ThreadPoolExecutor | None = None
 _workers = 0
 _lock = threading.Lock()
 
 
-def run(kernel: Any, tasks: int, *arguments: Any) -> None:
-    """Call ``kernel(counter, tasks, *arguments)`` in up to ``torch.get_num_threads()`` threads."""
+def run(kernel: Any, tasks: int, edges: Edges, *arguments: Any) -> None:
+    """Call ``kernel(counter, tasks, edges, *arguments)`` in up to ``torch.get_num_threads()`` threads."""
     if tasks == 0:
         return
-    call = (np.zeros(1, np.int64), tasks, *arguments)
-    ready(kernel, call)
+    call = (np.zeros(1, np.int64), tasks, edges, *arguments)
+    ready(kernel, edges.poses.dtype, call)
     helpers = _submit(min(torch.get_num_threads(), tasks) - 1, kernel, call)
     kernel(*call)
     for helper in helpers:
