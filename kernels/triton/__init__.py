@@ -22,6 +22,7 @@ from tritoncaps.kernels.triton.stored import (
 )
 
 __all__ = [
+    "CENTRED",
     "child_and_weight_gradient",
     "child_assignment_gradient",
     "child_gradient",
@@ -39,3 +40,5 @@ __all__ = [
     "pose_votes_forward",
     "weight_gradient",
 ]
+
+CENTRED = True  # asks the routing for a `CentredIteration`

@@ -7,8 +7,10 @@ competing parents. It reads the group's pairs of a parent location and a slot fr
 import triton
 import triton.language as tl
 
+from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
+    add_entries,
     assignment,
     deviations,
     load_entries,
@@ -52,7 +54,7 @@ def load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE: tl.const
     return b_a, b_pose
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "G"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G"])
 def log_sum_kernel(
     p_poses,
     p_weight,
@@ -131,7 +133,7 @@ def log_sum_kernel(
     tl.store(p_out + (o_n * G + i_g) * B + o_b, b_log_sum, mask=m_child)
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "G"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "G"])
 def assignment_gradient_kernel(
     p_poses,
     p_weight,
@@ -149,6 +151,7 @@ def assignment_gradient_kernel(
     p_A,
     p_B,
     p_C,
+    p_shift,
     p_out,
     N,
     L,
@@ -162,11 +165,11 @@ def assignment_gradient_kernel(
 ):
     """da_i = sum_j R_ij G_ij over the parents j that compete for child i.
 
-    R = exp(l - log_sum),  G = A + sum_h (B_h + C_h d_h) d_h,  d = V - mean.
+    R = exp(l - log_sum),  G = A + sum_h (B_h + C_h e_h) e_h,  d = V - mean,  e = d + shift.
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
-    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C
-    [N, P, 16, C]; p_constant, p_A [N, P, C]; p_log_sum, p_out [N, G, B].
+    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C,
+    p_shift [N, P, 16, C]; p_constant, p_A [N, P, C]; p_log_sum, p_out [N, G, B].
 
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
@@ -193,15 +196,16 @@ def assignment_gradient_kernel(
             b_A = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
             b_B = load_entries(p_B + o_entry, C, m_parent, ENTRIES, DTYPE)
             b_C = load_entries(p_C + o_entry, C, m_parent, ENTRIES, DTYPE)
+            b_shift = load_entries(p_shift + o_entry, C, m_parent, ENTRIES, DTYPE)
             b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
             b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
             b_d = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
-            b_da += b_R * weight_slope(b_d, b_A, b_B, b_C)
+            b_da += b_R * weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C)
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
 
-@triton.jit(do_not_specialize=["P", "S", "N", "G"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["P", "S", "N", "G"])
 def edge_product_kernel(
     p_left,
     p_right,
@@ -243,7 +247,7 @@ def edge_product_kernel(
     tl.store(p_out + (o_n * G + i_g) * B + o_b, tl.sum(b_sum, axis=2, keep_dims=True), mask=m_child)
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "G", "T", "n_soft"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "T", "n_soft"])
 def child_gradient_kernel(
     p_poses,
     p_weight,
@@ -261,6 +265,7 @@ def child_gradient_kernel(
     p_A,
     p_B,
     p_C,
+    p_shift,
     p_da,
     p_grad_poses,
     p_grad_activations,
@@ -283,9 +288,9 @@ def child_gradient_kernel(
     dV is `vote_gradient` of the T iterations, or loaded from p_dV [N, P, S, B, 16, C]; then there is no da.
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
-    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C [T, N, P, 16, C];
-    p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_grad_poses [N, L, 16, B], p_grad_activations
-    [N, L, B].
+    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C, p_shift
+    [T, N, P, 16, C]; p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_grad_poses [N, L, 16, B],
+    p_grad_activations [N, L, B].
 
     Program (image block, child type block, child location) writes its children's gradients.
     """
@@ -320,6 +325,7 @@ def child_gradient_kernel(
                     p_precision + o_entry,
                     p_B + o_entry,
                     p_C + o_entry,
+                    p_shift + o_entry,
                     p_constant + o_type,
                     p_A + o_type,
                     p_log_sum + o_group,

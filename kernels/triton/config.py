@@ -53,8 +53,9 @@ def parent_tile(BC: int) -> Tile:
 
 
 def child_tile(BC: int) -> Tile:
-    """Two elements for each thread: child types share what is known of the parents, images the weight."""
-    return Tile(WARP // BC, 8, BC, 4)
+    """Child types share what is known of the parents, images the weight. Two elements for each thread if they are
+    types of one image, which share loads; else one."""
+    return Tile(WARP // BC, 8, BC, 4 if BC == WARP else 8)
 
 
 def gradient_tile(BC: int) -> Tile:

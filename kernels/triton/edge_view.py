@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from tritoncaps.kernels.triton.child_view import child_tile
+from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     assignment,
@@ -28,7 +29,7 @@ def edge_tile(p_children, N, S, B, BN: tl.constexpr, BB: tl.constexpr):
     return o_n, o_b, i_pair, tl.maximum(i_l, 0), (o_n < N) & (o_b < B) & (i_l >= 0)
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S"])
 def pose_votes_kernel(
     p_poses,
     p_weight,
@@ -66,7 +67,7 @@ def pose_votes_kernel(
             tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_out & (o_c < C))
 
 
-@triton.jit(do_not_specialize=["N", "P", "S"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "P", "S"])
 def coordinate_addition_kernel(
     p_votes,
     p_offset,
@@ -99,7 +100,7 @@ def coordinate_addition_kernel(
             tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_edge)
 
 
-@triton.jit(do_not_specialize=["N", "P", "S", "G"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "P", "S", "G"])
 def assignment_kernel(
     p_votes,
     p_children,
@@ -150,7 +151,7 @@ def assignment_kernel(
         tl.store(p_out + o_edge * C + o_c, b_R, mask=m_out & (o_c < C))
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S"])
 def m_step_gradient_kernel(
     p_votes,
     p_assignments,
@@ -211,7 +212,7 @@ def m_step_gradient_kernel(
         tl.store(p_grad_assignments + o_edge * C + o_c, b_a * b_G, mask=m_out & (o_c < C))
 
 
-@triton.jit(do_not_specialize=["N", "P", "S", "G"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "P", "S", "G"])
 def e_step_gradient_kernel(
     p_votes,
     p_assignments,

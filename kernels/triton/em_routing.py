@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.em_routing import Gaussian, Iteration, Moments
+from tritoncaps.kernels.em_routing import CentredIteration, Gaussian, Moments
 from tritoncaps.kernels.triton import child_view
 from tritoncaps.kernels.triton.config import blocks
 from tritoncaps.kernels.triton.launch import Edges, arithmetic, contiguous, launch, make_edges
 from tritoncaps.kernels.triton.parent_view import parent_view_kernel
-from tritoncaps.kernels.triton.splits import add_splits
+from tritoncaps.kernels.triton.splits import add_splits, merge_moments
 from tritoncaps.kernels.triton.weight_view import weight_view_kernel
 from tritoncaps.routing_map import Tables
 
@@ -36,14 +36,14 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
 def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | None) -> Moments:
     """Moments with weights r_ij = R_ij a_i; without a Gaussian R is uniform."""
     if gaussian is None:
-        return moments(edges, "uniform", rough_centre(edges, "uniform"))
+        return moments(edges, "uniform")
     return moments(edges, "assignment", gaussian.mean, gaussian.precision, gaussian.constant, log_sum)
 
 
-def parent_gradient_moments(edges: Edges, iteration: Iteration) -> Moments:
+def parent_gradient_moments(edges: Edges, iteration: CentredIteration) -> Moments:
     """Moments with weights dl_ij = r_ij (G_ij - da_i)."""
-    (mean, precision, constant), log_sum, A, B, C, da = iteration
-    return moments(edges, "gradient", mean, precision, constant, log_sum, A, B, C, da)
+    (mean, precision, constant), log_sum, A, B, C, da, shift = iteration
+    return moments(edges, "gradient", mean, precision, constant, log_sum, A, B, C, shift, da, about_mean=False)
 
 
 def child_log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
@@ -58,29 +58,29 @@ def child_log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
     )
 
 
-def child_assignment_gradient(edges: Edges, iteration: Iteration) -> Tensor:
+def child_assignment_gradient(edges: Edges, iteration: CentredIteration) -> Tensor:
     """[N, G, B]: da_i = sum_j R_ij G_ij over the parents that compete for i."""
-    gaussian, log_sum, A, B, C, _ = iteration
+    gaussian, log_sum, A, B, C, _, shift = iteration
     return child_sum(
         edges,
         child_view.assignment_gradient_kernel,
         *(edges.poses, edges.weight, edges.activations, edges.tables.weight_of, edges.offset),
         *edges.groups,
-        *contiguous(*gaussian, log_sum, A, B, C),
+        *contiguous(*gaussian, log_sum, A, B, C, shift),
     )
 
 
-def child_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor, Tensor]:
+def child_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> tuple[Tensor, Tensor]:
     """dL/dM [N, L, 16, B] and dL/da [N, L, B]."""
     return children_from_votes(edges, None, _stack(iterations), len(iterations), _soft(iterations))
 
 
-def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor:
+def weight_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> Tensor:
     """dL/dW [K, B, C, 4, 4]."""
     return weight_from_votes(edges, None, _stack(iterations), len(iterations), _soft(iterations))
 
 
-def child_and_weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor, Tensor, Tensor]:
+def child_and_weight_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> tuple[Tensor, Tensor, Tensor]:
     """All three, packing the iterations once."""
     packed = _stack(iterations), len(iterations), _soft(iterations)
     return *children_from_votes(edges, None, *packed), weight_from_votes(edges, None, *packed)
@@ -89,30 +89,30 @@ def child_and_weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> 
 def moments(
     edges: Edges,
     weights: str,
-    mean: Tensor | None,
+    mean: Tensor | None = None,
     precision: Tensor | None = None,
     constant: Tensor | None = None,
     log_sum: Tensor | None = None,
     A: Tensor | None = None,
     B: Tensor | None = None,
     C: Tensor | None = None,
+    shift: Tensor | None = None,
     da: Tensor | None = None,
     stored: Tensor | None = None,
     i_h: int = 0,
     count: int = ENTRIES,
+    about_mean: bool = True,
 ) -> Moments:
-    """What the parent view sums, of `count` pose entries from i_h on; without a mean, of each parent's first slot."""
-    sizes, tile = edges.sizes, edges.config.parent
-    splits = 1 if mean is None else edges.config.parent_splits
+    """What the parent view sums, of `count` pose entries from i_h on."""
+    sizes, tile, splits = edges.sizes, edges.config.parent, edges.config.parent_splits
     partial = edges.empty(splits, sizes["N"], sizes["P"], 2 * count + 1, sizes["C"])
     launch(
         parent_view_kernel,
         blocks(sizes["N"], tile.BN) * blocks(sizes["C"], tile.BC) * sizes["P"] * splits,
         tile,
         *(edges.poses, edges.weight, edges.votes, edges.activations),
-        *(edges.tables.children, edges.tables.weight_of, edges.offset),
-        *(edges.pairs.first_slot, edges.tables.parents_start),
-        *contiguous(mean, precision, constant, log_sum, A, B, C, da, stored),
+        *(edges.tables.children, edges.tables.weight_of, edges.offset, edges.tables.parents_start),
+        *contiguous(mean, precision, constant, log_sum, A, B, C, shift, da, stored),
         partial,
         **sizes,
         H=count if edges.votes is None else edges.votes.shape[4],
@@ -121,15 +121,16 @@ def moments(
         WEIGHTS=weights,
         LOCAL=edges.local,
         COUNT=count,
+        ABOUT_MEAN=about_mean,
     )
-    first, second, total = add_splits(partial).split((count, count, 1), dim=2)
-    return Moments(total[:, :, 0], first, second, torch.zeros_like(first) if mean is None else mean)
-
-
-def rough_centre(edges: Edges, weights: str, **options: object) -> Tensor:
-    """The mean of the votes of each parent's first slot: near enough to keep the variance from cancelling."""
-    total, first, _, _ = moments(edges, weights, None, **options)
-    return first / total.where(total != 0, 1)[:, :, None]
+    sums = merge_moments(partial) if about_mean else add_splits(partial)
+    first, second, total = sums.split((count, count, 1), dim=2)
+    if not about_mean:
+        return Moments(total[:, :, 0], first, second, mean)
+    centre = first if mean is None else mean + first
+    return Moments(
+        total[:, :, 0], torch.zeros((), dtype=first.dtype, device=first.device).expand_as(first), second, centre
+    )
 
 
 def child_sum(edges: Edges, kernel: object, *pointers: Tensor | None, **numbers: object) -> Tensor:
@@ -179,7 +180,7 @@ def weight_from_votes(
         blocks(B, tile.BB) * blocks(C, tile.BC) * K * len(partial),
         tile,
         *(edges.poses, edges.weight, edges.activations, grad_votes, edges.offset),
-        *edges.pairs[3:],
+        *edges.pairs[2:],
         *packed,
         partial,
         **sizes,
@@ -193,15 +194,14 @@ def weight_from_votes(
     return add_splits(partial).transpose(2, 3).reshape(K, B, C, 4, 4)
 
 
-def _stack(iterations: Sequence[Iteration]) -> tuple[Tensor, ...]:
+def _stack(iterations: Sequence[CentredIteration]) -> tuple[Tensor, ...]:
     """[T, ...] of every array of the iterations, in the order of the kernels' arguments."""
     rows = []
-    for (mean, precision, constant), log_sum, A, B, C, da in iterations:
-        da = torch.zeros_like(log_sum) if da is None else da
-        rows.append((mean, precision, constant, log_sum, A, B, C, da))
+    for gaussian, log_sum, A, B, C, da, shift in iterations:
+        rows.append((*gaussian, log_sum, A, B, C, shift, torch.zeros_like(log_sum) if da is None else da))
     return tuple(torch.stack(column).contiguous() for column in zip(*rows, strict=True))
 
 
-def _soft(iterations: Sequence[Iteration]) -> int:
+def _soft(iterations: Sequence[CentredIteration]) -> int:
     """How many iterations pass a gradient on to their assignments: the first ones."""
     return sum(iteration.da is not None for iteration in iterations)

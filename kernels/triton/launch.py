@@ -15,7 +15,6 @@ from tritoncaps.routing_map import Tables
 class Pairs(NamedTuple):
     """The joined pairs of a map, in two orders. All are int32."""
 
-    first_slot: Tensor  # [P]  the first slot of a parent location that is not missing
     parent: Tensor  # [pairs]  in the order of Tables.parents_pair
     slot: Tensor  # [pairs]
     weight_start: Tensor  # [K + 1]  the pairs that use weight block k, in the arrays below
@@ -117,8 +116,7 @@ def _pairs(tables: Tables, num_weights: int) -> Pairs:
         weights = torch.arange(num_weights + 1, dtype=torch.int32, device=weight.device)
         child = tables.children.reshape(-1)[tables.parents_pair.long()]
         start = torch.searchsorted(weight, weights).int()
-        first = (tables.children >= 0).int().argmax(dim=1).int()
-        pairs = Pairs(first, parent, slot, start, child[order], parent[order], slot[order])
+        pairs = Pairs(parent, slot, start, child[order], parent[order], slot[order])
         _cache[tables.parents_pair] = pairs
     return pairs
 
@@ -133,4 +131,4 @@ def _local_groups(tables: Tables) -> Groups:
     """A group for each slot of each parent location, with one pair."""
     P, S = tables.children.shape
     pair = torch.arange(P * S + 1, dtype=torch.int32, device=tables.children.device)
-    return Groups(tables.children.reshape(-1), pair, pair // S, pair % S)
+    return Groups(tables.children.reshape(-1), pair, pair[:-1] // S, pair[:-1] % S)

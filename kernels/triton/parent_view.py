@@ -6,8 +6,10 @@ A program owns BN images and BC types at one parent location, and one share of i
 import triton
 import triton.language as tl
 
+from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
+    add_entries,
     assignment,
     deviations,
     load_entries,
@@ -18,7 +20,7 @@ from tritoncaps.kernels.triton.votes import (
 )
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "G", "H", "i_h", "steps"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "H", "i_h", "steps"])
 def parent_view_kernel(
     p_poses,
     p_weight,
@@ -27,7 +29,6 @@ def parent_view_kernel(
     p_children,
     p_weight_of,
     p_offset,
-    p_first_slot,
     p_parents_start,
     p_mean,
     p_precision,
@@ -36,6 +37,7 @@ def parent_view_kernel(
     p_A,
     p_B,
     p_C,
+    p_shift,
     p_da,
     p_weights,
     p_out,
@@ -52,23 +54,27 @@ def parent_view_kernel(
     WEIGHTS: tl.constexpr,
     LOCAL: tl.constexpr,
     COUNT: tl.constexpr,
+    ABOUT_MEAN: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """sum_i w d, sum_i w d^2 and sum_i w over the children i of a parent, with d = V - mean.
+    """The moments of the votes of a parent, over its children i, with d = V - mean (zero without p_mean).
+
+    sum_i w d, sum_i w d^2 and sum_i w;  or, if ABOUT_MEAN, for weights that are not negative: m = sum_i w d / sum_i w,
+    sum_i w (d - m)^2 and sum_i w, each updated child by child (West 1979), so that a small variance never cancels.
 
     WEIGHTS   "uniform"      w = a_i / competitors
               "assignment"   w = r = R a_i,  R = exp(l - log_sum)
-              "gradient"     w = r (G - da),  G = A + sum_h (B_h + C_h d_h) d_h
+              "gradient"     w = r (G - da),  G = A + sum_h (B_h + C_h e_h) e_h,  e = d + shift
               "stored"       w = weights a_i; weights alone if p_activations is None
 
     Votes: computed, from p_poses [N, L, 16, B] and p_weight [K, B, 16, C], then COUNT = 16; or loaded, entries
-    i_h to i_h + COUNT of p_votes [N, P, S, B, H, C]. Without p_mean: of the parent's first slot only, and mean = 0.
+    i_h to i_h + COUNT of p_votes [N, P, S, B, H, C].
 
-    p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_first_slot [P],
-    p_parents_start [L + 1]; p_mean, p_precision, p_B, p_C [N, P, COUNT, C]; p_constant, p_A [N, P, C]; p_log_sum,
-    p_da [N, G, B]; p_weights [N, P, S, B, C]; p_out [splits, N, P, 2 COUNT + 1, C].
+    p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_parents_start [L + 1]; p_mean,
+    p_precision, p_B, p_C, p_shift [N, P, COUNT, C]; p_constant, p_A [N, P, C]; p_log_sum, p_da [N, G, B]; p_weights
+    [N, P, S, B, C]; p_out [splits, N, P, 2 COUNT + 1, C].
 
     Program (image block, type block, p, split), images fastest: split k takes `steps` of the S * ceil(B / BB)
     pairs of a slot and a block of child types, and writes p_out[k, images, p, :, types].
@@ -97,6 +103,7 @@ def parent_view_kernel(
     if WEIGHTS == "gradient":
         b_B = load_entries(p_B + o_entry, C, m_parent, COUNT, DTYPE)
         b_C = load_entries(p_C + o_entry, C, m_parent, COUNT, DTYPE)
+        b_shift = load_entries(p_shift + o_entry, C, m_parent, COUNT, DTYPE)
         b_A = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
 
     b_first = zero_entries(BN, BB, BC, COUNT, DTYPE)
@@ -105,9 +112,6 @@ def parent_view_kernel(
     n_blocks = tl.cdiv(B, BB)
     i_begin = i_split * steps
     i_end = tl.minimum(i_begin + steps, S * n_blocks)
-    if p_mean is None:
-        i_begin = tl.load(p_first_slot + i_p) * n_blocks
-        i_end = i_begin + n_blocks
     for i_s in range(i_begin // n_blocks, tl.cdiv(i_end, n_blocks)):
         i_l = tl.load(p_children + i_p * S + i_s)
         i_first = tl.maximum(i_begin - i_s * n_blocks, 0)
@@ -122,7 +126,8 @@ def parent_view_kernel(
         if WEIGHTS == "uniform":
             b_share = tl.full((1, 1, 1), 1.0 / C, DTYPE)
             if not LOCAL:
-                b_share /= (tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l)).to(DTYPE)
+                n_pairs = tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l)
+                b_share /= tl.maximum(n_pairs, 1).to(DTYPE)
         for i_b in range(i_first * BB, i_last * BB, BB):
             o_b = i_b + tl.arange(0, BB)[None, :, None]
             m_child = m_n & (o_b < B)
@@ -149,19 +154,50 @@ def parent_view_kernel(
                 b_w = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum) * b_a
             if WEIGHTS == "gradient":
                 b_da = tl.load(p_da + o_group * B + o_b, mask=m_child, other=0.0)
-                b_w *= weight_slope(b_d, b_A, b_B, b_C) - b_da
-            b_total += b_w
-            b_new_first = ()
-            b_new_second = ()
-            for h in tl.static_range(COUNT):
-                b_wd = b_w * b_d[h]
-                b_new_first = b_new_first + (b_first[h] + b_wd,)
-                b_new_second = b_new_second + (tl.fma(b_wd, b_d[h], b_second[h]),)
-            b_first = b_new_first
-            b_second = b_new_second
+                b_w *= weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C) - b_da
+            if ABOUT_MEAN:
+                b_first, b_second, b_total = add_about_mean(b_first, b_second, b_total, b_w, b_d)
+            else:
+                b_first, b_second, b_total = add(b_first, b_second, b_total, b_w, b_d)
 
+    if ABOUT_MEAN:
+        b_sum = tl.sum(b_total, axis=1, keep_dims=True)
+        b_share = b_total / tl.where(b_sum > 0, b_sum, 1.0)
     p_moments = p_out + (i_split.to(tl.int64) * N * P + o_parent) * (2 * COUNT + 1) * C + o_c
     for h in tl.static_range(COUNT):
-        tl.store(p_moments + h * C, tl.sum(b_first[h], axis=1, keep_dims=True), mask=m_parent)
-        tl.store(p_moments + (COUNT + h) * C, tl.sum(b_second[h], axis=1, keep_dims=True), mask=m_parent)
+        b_f = b_first[h]
+        b_s = b_second[h]
+        if ABOUT_MEAN:
+            b_m = tl.sum(b_share * b_f, axis=1, keep_dims=True)
+            b_s += b_total * (b_f - b_m) * (b_f - b_m)
+            b_f *= b_share
+        tl.store(p_moments + h * C, tl.sum(b_f, axis=1, keep_dims=True), mask=m_parent)
+        tl.store(p_moments + (COUNT + h) * C, tl.sum(b_s, axis=1, keep_dims=True), mask=m_parent)
     tl.store(p_moments + 2 * COUNT * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_parent)
+
+
+@triton.jit
+def add(b_first, b_second, b_total, b_w, b_d):
+    """The moments with one more child: sums of w d, w d^2 and w."""
+    b_new_first = ()
+    b_new_second = ()
+    for h in tl.static_range(len(b_d)):
+        b_wd = b_w * b_d[h]
+        b_new_first = b_new_first + (b_first[h] + b_wd,)
+        b_new_second = b_new_second + (tl.fma(b_wd, b_d[h], b_second[h]),)
+    return b_new_first, b_new_second, b_total + b_w
+
+
+@triton.jit
+def add_about_mean(b_mean, b_second, b_total, b_w, b_d):
+    """The moments with one more child: mean of d, sum of w (d - mean)^2, sum of w."""
+    b_sum = b_total + b_w
+    b_share = b_w / tl.where(b_sum > 0, b_sum, 1.0)
+    b_weight = b_total * b_share
+    b_new_mean = ()
+    b_new_second = ()
+    for h in tl.static_range(len(b_d)):
+        b_step = b_d[h] - b_mean[h]
+        b_new_mean = b_new_mean + (tl.fma(b_share, b_step, b_mean[h]),)
+        b_new_second = b_new_second + (tl.fma(b_weight * b_step, b_step, b_second[h]),)
+    return b_new_mean, b_new_second, b_sum

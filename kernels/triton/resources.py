@@ -27,19 +27,20 @@ TARGETS = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-SHAPES = ((32, 32), (16, 16), (32, 5), (7, 33))  # child and parent types: the paper's layers, a tile each; an odd one
+SHAPES = ((32, 32), (16, 16), (32, 5))  # child and parent types of the paper's layers, one for each tile
+ODD_SHAPE = (7, 33)
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
 LIKELIHOOD = ("p_precision", "p_constant", "p_log_sum")
-SLOPE = ("p_A", "p_B", "p_C", "p_da")
+SLOPE = ("p_A", "p_B", "p_C", "p_shift", "p_da")
 SLACK = 1.1  # by which a compiler may exceed the budget
 FORBIDDEN = ("stack", "local", "spills")
 
-INDICES = ("children", "weight_of", "first_slot", "parents_start", "group_child", "group_start")
+INDICES = ("children", "weight_of", "parents_start", "group_child", "group_start")
 INDICES += ("pair_child", "pair_parent", "pair_slot", "weight_start")
 
 
 class Variant(NamedTuple):
-    """A kernel as a launch specialises it: `options` are its constant arguments, `absent` its pointers that are None."""
+    """A kernel as a launch specialises it, with its constant arguments and the names of its pointers that are None."""
 
     module: str
     kernel: str
@@ -59,26 +60,29 @@ class Variant(NamedTuple):
         return " ".join(words)
 
 
-def variants() -> Iterator[Variant]:
-    """Every kernel with every tile that `config.choose` can return, at the sizes of `SHAPES`, in float32."""
+def variants(target: str) -> Iterator[Variant]:
+    """Every kernel with every tile that `config.choose` can return, in float32; on the first target also with numbers
+    of types that leave tiles half empty, and with local competition."""
     from tritoncaps.kernels.triton import config
 
     for shape in SHAPES:
-        yield from _routing_variants(shape, config.choose(16, 9, *shape, 9, 144), LOCAL=False)
-    for shape in SHAPES[: len(config.tiles())]:
-        yield from _stored_variants(shape, config.choose(16, 9, *shape, 9, 144))
-    yield from _routing_variants(SHAPES[0], config.choose(16, 9, *SHAPES[0], 9, 144), LOCAL=True)
+        chosen = config.choose(16, 9, *shape, 9, 144)
+        yield from _routing_variants(shape, chosen, LOCAL=False)
+        yield from _stored_variants(shape, chosen)
+    if target == next(iter(TARGETS)):
+        yield from _routing_variants(ODD_SHAPE, config.choose(16, 9, *ODD_SHAPE, 9, 144), LOCAL=False)
+        yield from _routing_variants(SHAPES[0], config.choose(16, 9, *SHAPES[0], 9, 144), LOCAL=True)
     yield Variant("splits", "add_splits_kernel", {"SPLITS": 16, "BLOCK": 256}, (), 4)
+    yield Variant("splits", "merge_moments_kernel", {"SPLITS": 16, "COUNT": 16, "C": 5, "BLOCK": 256}, (), 4)
 
 
 def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool) -> Iterator[Variant]:
     """The views with votes in registers."""
-    parents = {"assignment": SLOPE, "gradient": (), "uniform": (*LIKELIHOOD, *SLOPE)}
+    parents = {"assignment": SLOPE, "gradient": (), "uniform": ("p_mean", *LIKELIHOOD, *SLOPE)}
     for weights, absent in parents.items():
-        options = {"WEIGHTS": weights, "LOCAL": LOCAL, "COUNT": 16}
+        options = {"WEIGHTS": weights, "LOCAL": LOCAL, "COUNT": 16, "ABOUT_MEAN": weights != "gradient"}
         absent = ("p_votes", "p_weights", *absent)
         yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
-    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, (*absent, "p_mean"), **options)
     yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), LOCAL=LOCAL)
     yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), LOCAL=LOCAL)
     if not LOCAL:
@@ -90,9 +94,17 @@ def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
     """The views and the edge view with votes in memory."""
     options = {"WEIGHTS": "stored", "LOCAL": False, "COUNT": 16}
     absent = (*POSES, *LIKELIHOOD, *SLOPE)
-    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
-    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, (*absent, "p_mean"), **options)
-    yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, (*absent, "p_activations"), **options)
+    for missing in ("p_mean", "p_activations"):  # M-step; E-step backward
+        about_mean = missing == "p_mean"
+        yield _variant(
+            "parent_view",
+            "parent_view_kernel",
+            shape,
+            chosen.parent,
+            (*absent, missing),
+            ABOUT_MEAN=about_mean,
+            **options,
+        )
     yield _variant("child_view", "log_sum_kernel", shape, chosen.child, (*POSES, "p_activations"), H=16)
     yield _variant("child_view", "edge_product_kernel", shape, chosen.child)
     packed = ("p_mean", *LIKELIHOOD, *SLOPE)
@@ -118,7 +130,7 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
 
 def report(targets: list[str], processes: int = 2) -> dict[str, dict[str, dict[str, int]]]:
     """What every variant needs on every target."""
-    work = [(variant, target) for variant in variants() for target in targets]
+    work = [(variant, target) for target in targets for variant in variants(target)]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         results = list(pool.map(_measure, work, chunksize=8))
     needs: dict[str, dict[str, dict[str, int]]] = {}

@@ -27,7 +27,6 @@ from tritoncaps.kernels.triton.em_routing import (
     child_sum,
     children_from_votes,
     moments,
-    rough_centre,
     weight_from_votes,
 )
 from tritoncaps.kernels.triton.em_routing import edges as pose_edges
@@ -47,7 +46,7 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
 def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """dL/dM [N, L, 16, B] and dL/dW [K, B, C, 4, 4]."""
     edges = pose_edges(poses, poses[:, :, 0], weight, tables, "global")
-    grad_votes, none = grad_votes.contiguous(), (None,) * 8
+    grad_votes, none = grad_votes.contiguous(), (None,) * 9
     grad_poses, _ = children_from_votes(edges, grad_votes, none, 0, 0)
     return grad_poses, weight_from_votes(edges, grad_votes, none, 0, 0)
 
@@ -165,12 +164,12 @@ def e_step_backward(
 
 
 def _moments(edges: Edges, weights: Tensor, mean: Tensor | None) -> Moments:
-    """The moments of stored votes with stored weights about `mean`, or about a rough mean."""
+    """The moments of stored votes with stored weights, about `mean` or about their own."""
     parts = []
     for i_h in range(0, edges.votes.shape[4], ENTRIES):
-        options = {"stored": weights, "i_h": i_h, "count": min(ENTRIES, edges.votes.shape[4] - i_h)}
-        centre = rough_centre(edges, "stored", **options) if mean is None else mean[:, :, i_h : i_h + ENTRIES]
-        parts.append(moments(edges, "stored", centre, **options))
+        centre = None if mean is None else mean[:, :, i_h : i_h + ENTRIES]
+        count = min(ENTRIES, edges.votes.shape[4] - i_h)
+        parts.append(moments(edges, "stored", centre, stored=weights, i_h=i_h, count=count, about_mean=mean is None))
     total, *entries = zip(*parts, strict=True)
     return Moments(total[0], *(torch.cat(part, dim=2) for part in entries))
 

@@ -82,12 +82,21 @@ def assignment(b_likelihood, b_log_sum):
 
 
 @triton.jit
-def weight_slope(b_d, b_A, b_B, b_C):
-    """G = A + sum_h (B_h + C_h d_h) d_h: the loss's slope in r."""
+def weight_slope(b_e, b_A, b_B, b_C):
+    """G = A + sum_h (B_h + C_h e_h) e_h: the loss's slope in r."""
     b_G = b_A
-    for h in tl.static_range(len(b_d)):
-        b_G = tl.fma(tl.fma(b_C[h], b_d[h], b_B[h]), b_d[h], b_G)
+    for h in tl.static_range(len(b_e)):
+        b_G = tl.fma(tl.fma(b_C[h], b_e[h], b_B[h]), b_e[h], b_G)
     return b_G
+
+
+@triton.jit
+def add_entries(b_left, b_right):
+    """Entry by entry."""
+    b_sum = ()
+    for h in tl.static_range(len(b_left)):
+        b_sum = b_sum + (b_left[h] + b_right[h],)
+    return b_sum
 
 
 @triton.jit
@@ -98,6 +107,7 @@ def vote_gradient(
     p_precision,
     p_B,
     p_C,
+    p_shift,
     p_constant,
     p_A,
     p_log_sum,
@@ -117,10 +127,10 @@ def vote_gradient(
 ):
     """dL/dV in sixteen tiles, and R G: the sums over the T iterations of the backward pass.
 
-    dV = r (B + 2 C d) - 2 dl precision d,  dl = r (G - da) in the first n_soft iterations, then zero.
+    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da) in the first n_soft iterations, then zero;  e = d + shift.
 
-    The pointers lead to the first iteration of a tile: p_mean, p_precision, p_B, p_C and p_constant, p_A of its
-    parents, p_log_sum, p_da of its children. The steps lead to the next iteration.
+    The pointers lead to the first iteration of a tile: p_mean, p_precision, p_B, p_C, p_shift and p_constant, p_A of
+    its parents, p_log_sum, p_da of its children. The steps lead to the next iteration.
     """
     b_dV = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_RG = tl.zeros((BN, BB, BC), DTYPE)
@@ -129,6 +139,7 @@ def vote_gradient(
         b_precision = load_entries(p_precision + t * entries_step, C, m_parent, ENTRIES, DTYPE)
         b_B = load_entries(p_B + t * entries_step, C, m_parent, ENTRIES, DTYPE)
         b_C = load_entries(p_C + t * entries_step, C, m_parent, ENTRIES, DTYPE)
+        b_shift = load_entries(p_shift + t * entries_step, C, m_parent, ENTRIES, DTYPE)
         b_constant = tl.load(p_constant + t * parents_step, mask=m_parent, other=float("-inf"))
         b_A = tl.load(p_A + t * parents_step, mask=m_parent, other=0.0)
         b_log_sum = tl.load(p_log_sum + t * groups_step, mask=m_child, other=0.0)
@@ -137,13 +148,14 @@ def vote_gradient(
         for h in tl.static_range(ENTRIES):
             b_d = b_d + (b_votes[h] - b_mean[h],)
         b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
-        b_G = weight_slope(b_d, b_A, b_B, b_C)
+        b_e = add_entries(b_d, b_shift)
+        b_G = weight_slope(b_e, b_A, b_B, b_C)
         b_RG += b_R * b_G
         b_r = b_R * b_a
         b_minus_2dl = tl.where(t < n_soft, 2 * b_r * (b_da - b_G), 0.0)
         b_sum = ()
         for h in tl.static_range(ENTRIES):
-            b_slope = tl.fma(2 * b_r, b_C[h], b_minus_2dl * b_precision[h])
-            b_sum = b_sum + (tl.fma(b_slope, b_d[h], tl.fma(b_r, b_B[h], b_dV[h])),)
+            b_slope = tl.fma(2 * b_C[h], b_e[h], b_B[h])
+            b_sum = b_sum + (tl.fma(b_r, b_slope, tl.fma(b_minus_2dl * b_precision[h], b_d[h], b_dV[h])),)
         b_dV = b_sum
     return b_dV, b_RG

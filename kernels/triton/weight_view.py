@@ -6,6 +6,7 @@ A program owns BB child types and BC parent types of one weight block, and one s
 import triton
 import triton.language as tl
 
+from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     deviations,
@@ -16,7 +17,10 @@ from tritoncaps.kernels.triton.votes import (
 )
 
 
-@triton.jit(do_not_specialize=["N", "L", "P", "S", "G", "K", "T", "n_soft", "pair_splits", "image_splits"])
+@triton.jit(
+    launch_metadata=launch_metadata,
+    do_not_specialize=["N", "L", "P", "S", "G", "K", "T", "n_soft", "pair_splits", "image_splits"],
+)
 def weight_view_kernel(
     p_poses,
     p_weight,
@@ -34,6 +38,7 @@ def weight_view_kernel(
     p_A,
     p_B,
     p_C,
+    p_shift,
     p_da,
     p_out,
     N,
@@ -58,8 +63,8 @@ def weight_view_kernel(
     dV is `vote_gradient` of the T iterations, or loaded from p_dV [N, P, S, B, 16, C].
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_offset [S, 4]; p_weight_start [K + 1],
-    p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C [T, N, P, 16, C]; p_constant,
-    p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_out [splits, K, B, 16, C].
+    p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C, p_shift [T, N, P, 16, C];
+    p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_out [splits, K, B, 16, C].
 
     Program (child type block, parent type block, weight block, split): a split takes every pair_splits-th pair of
     the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, :, types].
@@ -108,6 +113,7 @@ def weight_view_kernel(
                     p_precision + o_entry,
                     p_B + o_entry,
                     p_C + o_entry,
+                    p_shift + o_entry,
                     p_constant + o_type,
                     p_A + o_type,
                     p_log_sum + o_group,
