@@ -12,10 +12,11 @@ from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     add_entries,
     assignment,
-    deviations,
+    edge_votes,
     load_entries,
+    load_offset,
     log_likelihood,
-    start_of_votes,
+    subtract_entries,
     vote_gradient,
     weight_slope,
     zero_entries,
@@ -104,6 +105,7 @@ def log_sum_kernel(
     b_sum = tl.zeros((BN, BB, BC), DTYPE)
     for i_pair in range(i_begin, i_end):
         i_s = tl.load(p_pair_slot + i_pair)
+        b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
@@ -113,15 +115,15 @@ def log_sum_kernel(
                 o_entry = (o_parent * H + i_h) * C + o_c
                 b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
                 b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
-                b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
                 if p_votes is None:
                     p_block = p_weight + (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C + o_c
                     b_weight = load_entries(p_block, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
-                    b_d = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
+                    b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
                 else:
                     p_edge_votes = p_votes + (((o_parent * S + i_s) * B + o_b) * H + i_h) * C + o_c
-                    b_d = deviations(None, None, p_edge_votes, C, m_child & (o_c < C), b_start, DTYPE)
-                b_l = log_likelihood(b_d, b_precision, b_l)
+                    m_edge = m_child & (o_c < C)
+                    b_votes = edge_votes(None, None, b_offset, p_edge_votes, C, m_edge, H - i_h, DTYPE)
+                b_l = log_likelihood(subtract_entries(b_votes, b_mean), b_precision, b_l)
             b_new_max = tl.maximum(b_max, b_l)
             b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
             b_sum = b_sum * tl.exp(b_max - b_shift) + tl.exp(b_l - b_shift)
@@ -184,6 +186,7 @@ def assignment_gradient_kernel(
     b_da = tl.zeros((BN, BB, BC), DTYPE)
     for i_pair in range(i_begin, i_end):
         i_s = tl.load(p_pair_slot + i_pair)
+        b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
         for i_c in range(0, C, BC):
@@ -198,8 +201,8 @@ def assignment_gradient_kernel(
             b_C = load_entries(p_C + o_entry, C, m_parent, ENTRIES, DTYPE)
             b_shift = load_entries(p_shift + o_entry, C, m_parent, ENTRIES, DTYPE)
             b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
-            b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
-            b_d = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
+            b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
+            b_d = subtract_entries(b_votes, b_mean)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
             b_da += b_R * weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C)
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
@@ -308,6 +311,7 @@ def child_gradient_kernel(
     for i_pair in range(tl.load(p_parents_start + i_l), tl.load(p_parents_start + i_l + 1)):
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
+        b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + i_p
         o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
@@ -317,9 +321,8 @@ def child_gradient_kernel(
             if p_dV is None:
                 o_entry = o_parent * ENTRIES * C + o_c
                 o_type = o_parent * C + o_c
-                b_start = start_of_votes(p_offset, i_s, zero_entries(1, 1, 1, ENTRIES, DTYPE), DTYPE)
                 b_dV, b_RG = vote_gradient(
-                    deviations(b_pose, b_weight, None, C, None, b_start, DTYPE),
+                    edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
                     p_mean + o_entry,
                     p_precision + o_entry,

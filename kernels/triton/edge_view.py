@@ -12,12 +12,12 @@ from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     assignment,
-    deviations,
+    edge_votes,
     load_entries,
+    load_offset,
     log_likelihood,
-    start_of_votes,
+    subtract_entries,
     weight_slope,
-    zero_entries,
 )
 
 
@@ -58,11 +58,10 @@ def pose_votes_kernel(
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
     o_weight = (tl.load(p_weight_of + i_pair % S).to(tl.int64) * B + o_b) * ENTRIES * C
     b_pose = load_entries(p_poses + (o_n * L + i_l) * ENTRIES * B + o_b, B, m_child, ENTRIES, DTYPE)
-    b_start = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
-        b_votes = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
+        b_votes = edge_votes(b_pose, b_weight, (), None, C, None, ENTRIES, DTYPE)
         for h in tl.static_range(ENTRIES):
             tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_out & (o_c < C))
 
@@ -91,13 +90,16 @@ def coordinate_addition_kernel(
     o_n, o_b, i_pair = child_tile(N, B, BN, BB)
     m_child = (o_n < N) & (o_b < B)
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
-    b_start = start_of_votes(p_offset, i_pair % S, zero_entries(BN, BB, BC, ENTRIES, DTYPE), DTYPE)
+    b_offset = load_offset(p_offset, i_pair % S, DTYPE)
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         m_edge = m_child & (o_c < C)
-        b_votes = deviations(None, None, p_votes + o_edge + o_c, C, m_edge, b_start, DTYPE)
+        b_votes = load_entries(p_votes + o_edge + o_c, C, m_edge, ENTRIES, DTYPE)
         for h in tl.static_range(ENTRIES):
-            tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_edge)
+            b_vote = b_votes[h]
+            if h % 4 == 3:
+                b_vote += b_offset[h // 4]
+            tl.store(p_out + o_edge + h * C + o_c, b_vote, mask=m_edge)
 
 
 @triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "P", "S", "G"])
@@ -143,9 +145,9 @@ def assignment_kernel(
             o_entry = (o_parent * H + i_h) * C + o_c
             b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
             b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
-            b_start = start_of_votes(None, 0, b_mean, DTYPE)
             p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
-            b_d = deviations(None, None, p_edge_votes, C, m_child & (o_c < C), b_start, DTYPE)
+            b_votes = load_entries(p_edge_votes, C, m_child & (o_c < C), H - i_h, DTYPE)
+            b_d = subtract_entries(b_votes, b_mean)
             b_l = log_likelihood(b_d, b_precision, b_l)
         b_R = tl.where(m_child, assignment(b_l, b_log_sum), 0.0)
         tl.store(p_out + o_edge * C + o_c, b_R, mask=m_out & (o_c < C))
@@ -200,9 +202,8 @@ def m_step_gradient_kernel(
             b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
             b_B = load_entries(p_B + o_entry, C, m_parent, H - i_h, DTYPE)
             b_C = load_entries(p_C + o_entry, C, m_parent, H - i_h, DTYPE)
-            b_start = start_of_votes(None, 0, b_mean, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
-            b_d = deviations(None, None, p_votes + o_vote, C, m_edge, b_start, DTYPE)
+            b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             b_G = weight_slope(b_d, b_G, b_B, b_C)
             for h in tl.static_range(len(b_d)):
                 b_dV = b_r * tl.fma(2 * b_C[h], b_d[h], b_B[h])
@@ -261,9 +262,8 @@ def e_step_gradient_kernel(
             o_entry = (o_parent * H + i_h) * C + o_c
             b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
             b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
-            b_start = start_of_votes(None, 0, b_mean, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
-            b_d = deviations(None, None, p_votes + o_vote, C, m_edge, b_start, DTYPE)
+            b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             for h in tl.static_range(len(b_d)):
                 b_dV = -2 * b_dl * b_precision[h] * b_d[h]
                 tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & (o_c < C))

@@ -11,10 +11,11 @@ from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     add_entries,
     assignment,
-    deviations,
+    edge_votes,
     load_entries,
+    load_offset,
     log_likelihood,
-    start_of_votes,
+    subtract_entries,
     weight_slope,
     zero_entries,
 )
@@ -94,7 +95,6 @@ def parent_view_kernel(
     o_parent = o_n * P + i_p
     o_entry = o_parent * COUNT * C + o_c
 
-    b_mean = zero_entries(BN, 1, BC, COUNT, DTYPE)
     if p_mean is not None:
         b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
     if WEIGHTS == "assignment" or WEIGHTS == "gradient":
@@ -118,7 +118,7 @@ def parent_view_kernel(
         i_last = tl.minimum(i_end - i_s * n_blocks, n_blocks)
         i_last = tl.where(i_l >= 0, i_last, 0)  # nobody votes from a missing slot
         i_l = tl.maximum(i_l, 0)
-        b_start = start_of_votes(p_offset, i_s, b_mean, DTYPE)
+        b_offset = load_offset(p_offset, i_s, DTYPE)
         o_child = o_n * L + i_l
         o_group = o_n * G + (i_p * S + i_s if LOCAL else i_l)
         if p_weight is not None:
@@ -139,10 +139,12 @@ def parent_view_kernel(
             if p_votes is None:
                 b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, ENTRIES, DTYPE)
                 b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, (o_b < B) & m_c, ENTRIES, DTYPE)
-                b_d = deviations(b_pose, b_weight, None, C, None, b_start, DTYPE)
+                b_d = edge_votes(b_pose, b_weight, b_offset, None, C, None, COUNT, DTYPE)
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
-                b_d = deviations(None, None, p_edge_votes, C, m_loud & m_c, b_start, DTYPE)
+                b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
+            if p_mean is not None:
+                b_d = subtract_entries(b_d, b_mean)
             if WEIGHTS == "uniform":
                 b_w = b_share * b_a
             elif WEIGHTS == "stored":

@@ -34,36 +34,43 @@ def zero_entries(BN: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, COUNT: tl
 
 
 @triton.jit
-def start_of_votes(p_offset, i_s, b_centre, DTYPE: tl.constexpr):
-    """offset - centre: where the sum that makes V - centre starts. The offset reaches the right-hand column.
-
-    p_offset [S, 4], None if the votes are stored; b_centre one tile for each entry.
-    """
-    b_start = ()
-    for h in tl.static_range(len(b_centre)):
-        if p_offset is None or h % 4 != 3:
-            b_start = b_start + (-b_centre[h],)
-        else:
-            b_start = b_start + (tl.load(p_offset + i_s * 4 + h // 4).to(DTYPE) - b_centre[h],)
-    return b_start
+def load_offset(p_offset, i_s, DTYPE: tl.constexpr):
+    """The four numbers that slot i_s adds to the right-hand column of its votes: p_offset [S, 4], None if stored."""
+    b_offset = ()
+    if p_offset is not None:
+        for x in tl.static_range(4):
+            b_offset = b_offset + (tl.load(p_offset + i_s * 4 + x).to(DTYPE),)
+    return b_offset
 
 
 @triton.jit
-def deviations(b_pose, b_weight, p_votes, step, mask, b_start, DTYPE: tl.constexpr):
-    """V + start: the vote source of every view. It loads V from p_votes, or, if that is None, computes it,
+def edge_votes(b_pose, b_weight, b_offset, p_votes, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
+    """V: the vote source of every view. It loads V from p_votes, or, if that is None, computes it,
 
-    V_xq = sum_y M_xy W_yq, from sixteen tiles each of the pose [BN, BB, 1] and of the weight [1, BB, BC].
+    V_xq = sum_y M_xy W_yq + [q = 3] offset_x, from sixteen tiles each of pose [BN, BB, 1] and weight [1, BB, BC].
+
+    All views must compute the same bits: what one subtracts from V, another has found as a mean of V.
     """
-    b_d = ()
-    for h in tl.static_range(len(b_start)):
-        b_sum = b_start[h]
-        if p_votes is None:
-            for y in tl.static_range(4):
-                b_sum = tl.fma(b_pose[h // 4 * 4 + y], b_weight[4 * y + h % 4], b_sum)
-        else:
-            b_sum += tl.load(p_votes + h * step, mask=mask, other=0.0).to(DTYPE)
-        b_d = b_d + (b_sum,)
-    return b_d
+    if p_votes is not None:
+        return load_entries(p_votes, step, mask, COUNT, DTYPE)
+    b_votes = ()
+    for h in tl.static_range(ENTRIES):
+        b_vote = b_pose[h // 4 * 4] * b_weight[h % 4]
+        for y in tl.static_range(1, 4):
+            b_vote = tl.fma(b_pose[h // 4 * 4 + y], b_weight[4 * y + h % 4], b_vote)
+        if len(b_offset) > 0 and h % 4 == 3:
+            b_vote += b_offset[h // 4]
+        b_votes = b_votes + (b_vote,)
+    return b_votes
+
+
+@triton.jit
+def subtract_entries(b_left, b_right):
+    """Entry by entry."""
+    b_difference = ()
+    for h in tl.static_range(len(b_left)):
+        b_difference = b_difference + (b_left[h] - b_right[h],)
+    return b_difference
 
 
 @triton.jit
@@ -144,9 +151,7 @@ def vote_gradient(
         b_A = tl.load(p_A + t * parents_step, mask=m_parent, other=0.0)
         b_log_sum = tl.load(p_log_sum + t * groups_step, mask=m_child, other=0.0)
         b_da = tl.load(p_da + t * groups_step, mask=m_child, other=0.0)
-        b_d = ()
-        for h in tl.static_range(ENTRIES):
-            b_d = b_d + (b_votes[h] - b_mean[h],)
+        b_d = subtract_entries(b_votes, b_mean)
         b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
         b_e = add_entries(b_d, b_shift)
         b_G = weight_slope(b_e, b_A, b_B, b_C)

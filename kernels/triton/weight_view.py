@@ -9,9 +9,9 @@ import triton.language as tl
 from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
-    deviations,
+    edge_votes,
     load_entries,
-    start_of_votes,
+    load_offset,
     vote_gradient,
     zero_entries,
 )
@@ -92,6 +92,7 @@ def weight_view_kernel(
         i_l = tl.load(p_pair_child + i_pair)
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
+        b_offset = load_offset(p_offset, i_s, DTYPE)
         for i_n in range(i_split // pair_splits * BN, N, image_splits * BN):
             o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
             m_child = (o_n < N) & (o_b < B)
@@ -105,9 +106,8 @@ def weight_view_kernel(
                 o_entry = o_parent * ENTRIES * C + o_c
                 o_type = o_parent * C + o_c
                 o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
-                b_start = start_of_votes(p_offset, i_s, zero_entries(1, 1, 1, ENTRIES, DTYPE), DTYPE)
                 b_dV, _ = vote_gradient(
-                    deviations(b_pose, b_weight, None, C, None, b_start, DTYPE),
+                    edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
                     p_mean + o_entry,
                     p_precision + o_entry,
