@@ -3,7 +3,8 @@
 The functions are those that `kernels.em_routing` asks of a backend. Numba is imported at their first use, so that
 importing this package costs nothing.
 
-    layout.py       how tensors are packed
+    layout.py       the arrays that kernels read
+    packing.py      how parents' tensors become such arrays
     simd.py         vectors and micro-kernels for Numba
     votes.py        the micro-kernels: what is computed for one vote
     parent_view.py  moments

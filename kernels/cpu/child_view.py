@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Row, array, pack_gaussian, pack_iterations
+from tritoncaps.kernels.cpu.layout import Edges, Row, array
+from tritoncaps.kernels.cpu.packing import pack_gaussian, pack_iterations
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (

@@ -9,7 +9,6 @@ of them from one address.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tritoncaps.kernels.em_routing import CentredIteration, Gaussian
 from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
@@ -115,50 +113,6 @@ def _groups(tables: Tables, competition: str) -> tuple[Tensor, Tensor, Tensor]:
     return group_of, group_start, group_of[exists]
 
 
-def pack_gaussian(e: Edges, gaussian: Gaussian) -> Tensor:
-    """[N, P, blocks, Row.GAUSSIAN, lanes]."""
-    rows = _empty_rows(e, gaussian.mean, Row.GAUSSIAN)
-    _fill_gaussian(e, rows, gaussian)
-    return rows
-
-
-def pack_iterations(e: Edges, iterations: Sequence[CentredIteration]) -> Tensor:
-    """[T, N, P, blocks, Row.ITERATION, lanes]."""
-    rows = _empty_rows(e, iterations[0].A, Row.ITERATION, len(iterations))
-    for row, iteration in zip(rows, iterations, strict=True):
-        _fill_gaussian(e, row, iteration.gaussian)
-        _fill(e, row, Row.LINEAR, iteration.B)
-        _fill(e, row, Row.TWICE_SQUARE, 2 * iteration.C)
-        _fill(e, row, Row.OFFSET, iteration.A[:, :, None])
-        _fill(e, row, Row.SHIFT, iteration.shift)
-    return rows
-
-
-def unpack(e: Edges, rows: Tensor) -> Tensor:
-    """[N, P, blocks, R, lanes] -> [N, P, R, C], the inverse of packing."""
-    return rows.transpose(2, 3).flatten(3)[..., : e.parent_types]
-
-
 def array(x: Tensor) -> Any:
     """The numbers of a tensor as a flat NumPy array; a copy only if x is not contiguous."""
     return x.detach().reshape(-1).numpy()
-
-
-def _empty_rows(e: Edges, like: Tensor, rows: int, *leading: int) -> Tensor:
-    return like.new_empty(*leading, e.images, e.parents_count, e.blocks, rows, e.lanes)
-
-
-def _fill_gaussian(e: Edges, rows: Tensor, gaussian: Gaussian) -> None:
-    _fill(e, rows, Row.MINUS_MEAN, -gaussian.mean)
-    _fill(e, rows, Row.PRECISION, gaussian.precision)
-    # finite, so that a difference of two is no nan, and so low that exp gives zero
-    lowest = torch.finfo(rows.dtype).min
-    _fill(e, rows, Row.CONSTANT, gaussian.constant[:, :, None], missing=lowest)
-
-
-def _fill(e: Edges, rows: Tensor, first: int, values: Tensor, missing: float = 0.0) -> None:
-    """Copy values [N, P, R, C] to the rows from ``first`` on."""
-    missing_types = e.blocks * e.lanes - e.parent_types
-    if missing_types:
-        values = F.pad(values, (0, missing_types), value=missing)
-    rows[:, :, :, first : first + values.shape[2]] = values.unflatten(3, (e.blocks, e.lanes)).transpose(2, 3)

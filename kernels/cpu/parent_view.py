@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Moment, Row, array, pack_gaussian, pack_iterations, unpack
+from tritoncaps.kernels.cpu.layout import Edges, Moment, Row, array
+from tritoncaps.kernels.cpu.packing import pack_gaussian, pack_iterations, unpack
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
