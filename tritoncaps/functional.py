@@ -114,7 +114,7 @@ def _fused_em_routing(
     return Capsules(out_poses, out_activations)
 
 
-def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
+def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: str | None = None) -> Tensor:
     """V_ij = M_i W_ij: poses [N, B, *in_size, 4, 4], weight [K, B, C, 4, 4] -> [N, P, S, B, C, 4, 4].
 
     For those who want the votes themselves; :func:`em_routing` routes without storing them.
@@ -125,15 +125,26 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor
     check_alike(poses=poses, weight=weight)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", 4, 4])
-    return reference.pose_votes(poses, weight, routing_map)
+    if backends.choose(backend, poses.device) != "triton":
+        return reference.pose_votes(poses, weight, routing_map)
+    from tritoncaps import vote_ops
+
+    children = poses.reshape(*poses.shape[:2], routing_map.num_children, 16).movedim(1, -1)
+    votes = vote_ops.PoseVotes.apply(children, weight, list(routing_map.tables(poses.device)))
+    return votes.transpose(4, 5).unflatten(5, (4, 4))
 
 
-def coordinate_addition(votes: Tensor, routing_map: RoutingMap) -> Tensor:
+def coordinate_addition(votes: Tensor, routing_map: RoutingMap, backend: str | None = None) -> Tensor:
     """Votes [N, P, S, B, C, 4, 4] with each slot's offset added to the right-hand column."""
     check_map(routing_map)
     check_tensor("votes", votes)
     check_shape("votes", votes, ["N", routing_map.num_parents, routing_map.num_slots, "B", "C", 4, 4])
-    return reference.coordinate_addition(votes, routing_map)
+    if backends.choose(backend, votes.device) != "triton":
+        return reference.coordinate_addition(votes, routing_map)
+    from tritoncaps import vote_ops
+
+    added = vote_ops.CoordinateAddition.apply(_kernel_votes(votes), list(routing_map.tables(votes.device)))
+    return added.transpose(4, 5).unflatten(5, (4, 4))
 
 
 def m_step(
@@ -147,6 +158,7 @@ def m_step(
     inverse_temperature: float,
     variance_floor: float = 1e-4,
     mean_data: bool = True,
+    backend: str | None = None,
 ) -> Gaussians:
     """Fit every parent's Gaussian to stored votes of any pose shape.
 
@@ -170,20 +182,44 @@ def m_step(
     check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
     check_shape("beta_u", beta_u, [out_caps])
     check_shape("beta_a", beta_a, [out_caps])
-    return reference.m_step(
-        votes,
+    if backends.choose(backend, votes.device) != "triton":
+        return reference.m_step(
+            votes,
+            assignments,
+            activations,
+            beta_u,
+            beta_a,
+            routing_map,
+            inverse_temperature=inverse_temperature,
+            variance_floor=variance_floor,
+            mean_data=mean_data,
+        )
+    from tritoncaps import vote_ops
+
+    mean, variance, logits, _ = vote_ops.MStep.apply(
+        _kernel_votes(votes),
         assignments,
-        activations,
+        activations.reshape(images, in_caps, routing_map.num_children).movedim(1, -1),
         beta_u,
         beta_a,
-        routing_map,
-        inverse_temperature=inverse_temperature,
-        variance_floor=variance_floor,
-        mean_data=mean_data,
+        list(routing_map.tables(votes.device)),
+        inverse_temperature,
+        variance_floor,
+        reference.mean_data_of(routing_map, in_caps, out_caps, mean_data),
     )
+    parents = (images, out_caps, *routing_map.out_size)
+    mean, variance = (x.permute(0, 3, 1, 2).reshape(*parents, *votes.shape[5:]) for x in (mean, variance))
+    return Gaussians(*(x.to(votes.dtype) for x in (mean, variance, logits.movedim(2, 1).reshape(parents))))
 
 
-def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
+def e_step(
+    votes: Tensor,
+    gaussians: Gaussians,
+    routing_map: RoutingMap,
+    *,
+    competition: str = "global",
+    backend: str | None = None,
+) -> Tensor:
     """Share every child among its parents: votes [N, P, S, B, C, *pose] -> assignments [N, P, S, B, C]."""
     check_map(routing_map)
     given = {"votes": votes, **dict(zip(Gaussians._fields, gaussians, strict=True))}
@@ -197,7 +233,20 @@ def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, comp
     check_shape("logits", gaussians.logits, parents)
     if competition not in ("global", "local"):
         raise ValueError(f"competition must be 'global' or 'local', but it is {competition!r}")
-    return reference.e_step(votes, gaussians, routing_map, competition=competition)
+    if backends.choose(backend, votes.device) != "triton":
+        return reference.e_step(votes, gaussians, routing_map, competition=competition)
+    from tritoncaps import vote_ops
+
+    flat = (votes.shape[0], votes.shape[4], routing_map.num_parents)
+    mean, variance = (x.reshape(*flat, -1).permute(0, 2, 3, 1) for x in gaussians[:2])
+    logits = gaussians.logits.reshape(flat).movedim(1, 2)
+    tables = list(routing_map.tables(votes.device))
+    return vote_ops.EStep.apply(_kernel_votes(votes), mean, variance, logits, tables, competition)
+
+
+def _kernel_votes(votes: Tensor) -> Tensor:
+    """[N, P, S, B, C, *pose] -> [N, P, S, B, H, C]: types fastest, as kernels read them."""
+    return votes.flatten(5).transpose(4, 5)
 
 
 def _check_votes(votes: Tensor, routing_map: RoutingMap) -> None:

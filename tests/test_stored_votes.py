@@ -1,0 +1,170 @@
+"""The operations on stored votes: linear where they should be, equal on every backend, gradients included."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tritoncaps import Gaussians, RoutingMap, functional, reference
+from tritoncaps.testing import Problem, assert_close, routing_maps
+
+BACKENDS = {"reference": 15, "triton": 4}
+MAPS = {
+    "conv": RoutingMap.conv((3, 4), (2, 3), stride=(1, 2), padding=1),
+    "class": RoutingMap.full((2, 2)),
+    "graph": RoutingMap.from_edges([0, 1, 2, 2], [0, 0, 1, 0], 4, 3, weight_of=[0, 1, 0], offset=[[1.0], [2.0], [3.0]]),
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+@pytest.fixture(params=MAPS.values(), ids=MAPS)
+def routing_map(request):
+    return request.param
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def stored(routing_map, pose, images=2, in_caps=3, out_caps=5):
+    """Votes, assignments, activations, betas and Gaussians of random numbers."""
+    edges = (images, routing_map.num_parents, routing_map.num_slots, in_caps, out_caps)
+    parents = (images, out_caps, *routing_map.out_size)
+    return {
+        "votes": random(*edges, *pose),
+        "assignments": torch.rand(edges, dtype=torch.float64),
+        "activations": torch.rand(images, in_caps, *routing_map.in_size, dtype=torch.float64),
+        "beta_u": random(out_caps),
+        "beta_a": random(out_caps),
+        "gaussians": Gaussians(
+            random(*parents, *pose), torch.rand(*parents, *pose, dtype=torch.float64) + 0.3, random(*parents)
+        ),
+    }
+
+
+def compare(function, expected_function, *inputs):
+    """Values and gradients."""
+    results = []
+    for call in (function, expected_function):
+        given = [x.clone().requires_grad_() for x in inputs]
+        outputs = call(*given)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        torch.manual_seed(5)
+        total = sum((x * random(*x.shape)).sum() for x in outputs)
+        results.append([*outputs, *torch.autograd.grad(total, given, allow_unused=True)])
+    for index, (actual, expected) in enumerate(zip(*results, strict=True)):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            assert_close(f"result {index}", actual, expected, 1e-9)
+
+
+def test_pose_votes_equal_the_reference(routing_map, backend):
+    inputs = Problem(routing_map, in_caps=3, out_caps=5).inputs()
+    compare(
+        lambda poses, weight: functional.pose_votes(poses, weight, routing_map, backend=backend),
+        lambda poses, weight: reference.pose_votes(poses, weight, routing_map),
+        inputs.poses,
+        inputs.weight,
+    )
+
+
+def test_coordinate_addition_equals_the_reference(routing_map, backend):
+    compare(
+        lambda votes: functional.coordinate_addition(votes, routing_map, backend=backend),
+        lambda votes: reference.coordinate_addition(votes, routing_map),
+        stored(routing_map, (4, 4))["votes"],
+    )
+
+
+@pytest.mark.parametrize("pose", [(4, 4), (3,), (20,)], ids=str)
+@pytest.mark.parametrize("mean_data", [True, False])
+def test_m_step_equals_the_reference(routing_map, backend, pose, mean_data):
+    given = stored(routing_map, pose)
+    options = {"inverse_temperature": 0.3, "variance_floor": 0.2, "mean_data": mean_data}
+    compare(
+        lambda *x: functional.m_step(*x, routing_map, **options, backend=backend),
+        lambda *x: reference.m_step(*x, routing_map, **options),
+        *(given[name] for name in ("votes", "assignments", "activations", "beta_u", "beta_a")),
+    )
+
+
+@pytest.mark.parametrize("pose", [(4, 4), (3,), (20,)], ids=str)
+@pytest.mark.parametrize("competition", ["global", "local"])
+def test_e_step_equals_the_reference(routing_map, backend, pose, competition):
+    given = stored(routing_map, pose)
+    compare(
+        lambda votes, *g: functional.e_step(
+            votes, Gaussians(*g), routing_map, competition=competition, backend=backend
+        ),
+        lambda votes, *g: reference.e_step(votes, Gaussians(*g), routing_map, competition=competition),
+        given["votes"],
+        *given["gaussians"],
+    )
+
+
+def test_missing_slots_are_ignored(backend):
+    """Whatever the votes of a missing slot hold, even nan."""
+    routing_map = MAPS["conv"]
+    given = stored(routing_map, (4, 4))
+    missing = (routing_map.children < 0)[None, :, :, None, None, None, None]
+    filled = given["votes"].masked_fill(missing, float("nan"))
+    names = ("assignments", "activations", "beta_u", "beta_a")
+    for votes in (given["votes"], filled):
+        gaussians = functional.m_step(
+            votes, *(given[n] for n in names), routing_map, inverse_temperature=1.0, backend=backend
+        )
+        assert all(x.isfinite().all() for x in gaussians)
+        assignments = functional.e_step(votes, given["gaussians"], routing_map, backend=backend)
+        assert assignments.isfinite().all()
+        assert not assignments.masked_select(missing[..., 0, 0].expand_as(assignments)).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_votes_are_linear_and_turn_with_the_poses(backend):
+    """votes(G P) = G votes(P), votes(P + Q) = votes(P) + votes(Q), and the same for the weight."""
+
+    @settings(max_examples=BACKENDS[backend], deadline=None, derandomize=True, database=None)
+    @given(routing_map=routing_maps(), seed=st.integers(0, 2**31))
+    def check(routing_map, seed):
+        first, second = (Problem(routing_map, images=1, in_caps=2, seed=s).inputs() for s in (seed, seed + 1))
+
+        def votes(poses, weight):
+            return functional.pose_votes(poses, weight, routing_map, backend=backend)
+
+        turn = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        plain = votes(first.poses, first.weight)
+        assert_close("turned", votes(turn @ first.poses, first.weight), turn @ plain)
+        assert_close(
+            "sum of poses", votes(first.poses + second.poses, first.weight), plain + votes(second.poses, first.weight)
+        )
+        assert_close(
+            "sum of weights",
+            votes(first.poses, first.weight + second.weight),
+            plain + votes(first.poses, second.weight),
+        )
+
+    check()
+
+
+def test_steps_compose_to_em_routing(backend):
+    """M-step, E-step, M-step on stored votes is EM routing of two iterations."""
+    problem = Problem(MAPS["class"], routing=reference.EMRouting(2), in_caps=3, out_caps=4)
+    poses, activations, weight, *betas = problem.inputs()
+    m = problem.routing_map
+    votes = functional.coordinate_addition(functional.pose_votes(poses, weight, m, backend=backend), m, backend=backend)
+    assignments = reference.initial_assignments(activations, 4, m, "global")
+    first, second = problem.routing.lambdas
+    gaussians = functional.m_step(
+        votes, assignments, activations, *betas, m, inverse_temperature=first, backend=backend
+    )
+    assignments = functional.e_step(votes, gaussians, m, backend=backend)
+    gaussians = functional.m_step(
+        votes, assignments, activations, *betas, m, inverse_temperature=second, backend=backend
+    )
+    expected = problem.solve(functional.em_routing, problem.inputs())
+    assert_close("poses", gaussians.mean, expected.poses)
+    assert_close("activations", gaussians.activations, expected.activations)
