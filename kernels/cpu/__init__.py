@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tritoncaps.kernels.cpu.gradient import child_and_weight_gradient, child_gradient, weight_gradient
     from tritoncaps.kernels.cpu.layout import edges
     from tritoncaps.kernels.cpu.parent_view import parent_gradient_moments, parent_moments
+    from tritoncaps.kernels.cpu.threads import torch_in_one_thread
 
 _MODULE_OF = {
     "edges": "layout",
@@ -32,6 +33,7 @@ _MODULE_OF = {
     "child_gradient": "gradient",
     "weight_gradient": "gradient",
     "child_and_weight_gradient": "gradient",
+    "torch_in_one_thread": "threads",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "edges",
     "parent_gradient_moments",
     "parent_moments",
+    "torch_in_one_thread",
     "weight_gradient",
 ]
 

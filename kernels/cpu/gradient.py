@@ -22,7 +22,7 @@ from tritoncaps.kernels.cpu.compiling import kernel
 from tritoncaps.kernels.cpu.layout import Edges, Row, array
 from tritoncaps.kernels.cpu.packing import pack_iterations
 from tritoncaps.kernels.cpu.simd import next_task
-from tritoncaps.kernels.cpu.threads import run
+from tritoncaps.kernels.cpu.threads import num_threads, run
 from tritoncaps.kernels.cpu.votes import (
     add_lanes_1,
     add_likelihood_and_gradient_1,
@@ -65,11 +65,9 @@ def child_and_weight_gradient(
     kinds = [_kind(i) for i in iterations]
     parts = _parts_of_images(edges) if needs_weight else N
     types = TYPES
-    while types > 4 and parts * -(-B // types) < 4 * torch.get_num_threads():
+    while types > 4 and parts * -(-B // types) < 4 * num_threads():
         types //= 2
-    dW = torch.zeros(
-        parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes, dtype=dtype
-    )
+    dW = torch.zeros(parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes, dtype=dtype)
     run(
         _gradient_kernel,
         parts * -(-B // types),
@@ -80,11 +78,7 @@ def child_and_weight_gradient(
         array(da),
         array(dW),
         array(pack_iterations(edges, iterations)),
-        array(
-            torch.stack(
-                [i.log_sum if k else _share(i.log_sum) for i, k in zip(iterations, kinds, strict=True)]
-            )
-        ),
+        array(torch.stack([i.log_sum if k else _share(i.log_sum) for i, k in zip(iterations, kinds, strict=True)])),
         array(torch.stack([i.log_sum if i.da is None else i.da for i in iterations])),
         np.array(kinds),
         np.array(_same_mean(iterations)),

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tritoncaps.kernels.cpu.threads import torch_in_one_thread
 from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
@@ -69,6 +70,7 @@ class Edges(NamedTuple):
     lanes: int
 
 
+@torch_in_one_thread()
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Edges:
     """Pack poses [N, L, 16, B], activations [N, L, B] and weight [K, B, C, 4, 4] (of any strides)."""
     images, locations, _, child_types = poses.shape

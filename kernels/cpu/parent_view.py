@@ -82,9 +82,7 @@ def _new_rows(edges: Edges, dtype: torch.dtype, rows: int) -> Tensor:
 
 def _unpack_moments(edges: Edges, moments: Tensor, centre: Tensor) -> Moments:
     rows = unpack(edges, moments)
-    return Moments(
-        rows[:, :, 0], rows[:, :, Moment.FIRST : Moment.SECOND], rows[:, :, Moment.SECOND :], centre
-    )
+    return Moments(rows[:, :, 0], rows[:, :, Moment.FIRST : Moment.SECOND], rows[:, :, Moment.SECOND :], centre)
 
 
 def _run(function: Any, edges: Edges, *arguments: Any) -> None:

@@ -233,9 +233,7 @@ def microkernel(emit: Callable[..., None], *leading: int) -> Any:
         def code(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> ir.Value:
             form = _Format(signature.args[0].dtype)
             rows = []
-            for array_type, array, position in zip(
-                signature.args[::2], values[::2], values[1::2], strict=True
-            ):
+            for array_type, array, position in zip(signature.args[::2], values[::2], values[1::2], strict=True):
                 data = context.make_array(array_type)(context, builder, value=array).data
                 rows.append(Rows(builder, form, builder.gep(data, [position])))
             emit(*leading, *rows)

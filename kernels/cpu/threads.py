@@ -7,20 +7,28 @@ never waits for a thread that has not started, however many Python threads call 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tritoncaps.kernels.cpu.compiling import ready
-from tritoncaps.kernels.cpu.layout import Edges
+
+if TYPE_CHECKING:
+    from tritoncaps.kernels.cpu.layout import Edges
 
 _pool: ThreadPoolExecutor | None = None
 _workers = 0
 _lock = threading.Lock()
+_torch = threading.local()  # .threads: torch's number of threads, while `torch_in_one_thread`
 
 
 def run(kernel: Any, tasks: int, edges: Edges, *arguments: Any) -> None:
@@ -29,11 +37,47 @@ def run(kernel: Any, tasks: int, edges: Edges, *arguments: Any) -> None:
         return
     call = (np.zeros(1, np.int64), tasks, edges, *arguments)
     ready(kernel, edges.poses.dtype, call)
-    helpers = _submit(min(torch.get_num_threads(), tasks) - 1, kernel, call)
+    helpers = _submit(min(num_threads(), tasks) - 1, kernel, call)
     kernel(*call)
     for helper in helpers:
         if not helper.cancel():  # one that has not started would find nothing to do
             helper.result()
+
+
+def num_threads() -> int:
+    """What `torch.set_num_threads` asked for."""
+    return getattr(_torch, "threads", None) or torch.get_num_threads()
+
+
+@contextmanager
+def torch_in_one_thread() -> Iterator[None]:
+    """Between two kernels, torch does small things in the calling thread alone.
+
+    After an operation, OpenMP's threads spin for a while in the hope of another one. They would take the cores
+    from the kernel that follows. OpenMP keeps the number of threads per calling thread, so nobody else notices.
+    """
+    threads, set_threads = num_threads(), _omp_set_num_threads()
+    if threads == 1 or hasattr(_torch, "threads") or set_threads is None:
+        yield
+        return
+    _torch.threads = threads
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(threads)
+        del _torch.threads
+
+
+@lru_cache(maxsize=1)
+def _omp_set_num_threads() -> Callable[[int], None] | None:
+    """The function of the OpenMP runtime that torch uses, if there is one and it can be found."""
+    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        try:
+            return ctypes.CDLL(str(library)).omp_set_num_threads
+        except (OSError, AttributeError):
+            continue
+    return None
 
 
 def _submit(count: int, kernel: Any, call: tuple[Any, ...]) -> list[Future]:
@@ -48,7 +92,7 @@ def _submit(count: int, kernel: Any, call: tuple[Any, ...]) -> list[Future]:
 
 def _executor() -> ThreadPoolExecutor:
     global _pool, _workers
-    wanted = torch.get_num_threads() - 1
+    wanted = num_threads() - 1
     if _pool is None or _workers != wanted:
         if _pool is not None:
             _pool.shutdown(wait=False)

@@ -63,9 +63,7 @@ class _Quadratic:
 
     def add(self, h: int, d: Vector, precision: Vector) -> None:
         chain = h // 4
-        self.sums[chain] = (
-            fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
-        )
+        self.sums[chain] = fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
 
     def value(self) -> Vector:
         return self.sums[0] + self.sums[1] + self.sums[2] + self.sums[3]
@@ -128,9 +126,7 @@ def _likelihood_and_gradient(
     quadratic, polynomial = _Quadratic(), _Polynomial()
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(
-            h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
-        )
+        polynomial.add(h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
     l[0] = parent[Row.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
 
@@ -149,9 +145,7 @@ def _likelihood_gradient_and_deviations(
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
         quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(
-            h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
-        )
+        polynomial.add(h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
     l[0] = parent[Row.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
 
@@ -349,9 +343,7 @@ def _set_uniform_vote_gradient(
         polynomial[j] = polynomials[j]
 
 
-def _add_uniform_assignment_gradient(
-    count: int, da: Rows, polynomial: Rows, parent: Rows, share: Rows
-) -> None:
+def _add_uniform_assignment_gradient(count: int, da: Rows, polynomial: Rows, parent: Rows, share: Rows) -> None:
     """da += R G with R = share."""
     for j in range(count):
         da[j] = fma(share.broadcast(j), fma(polynomial[j], 0.5, parent[Row.OFFSET]), da[j])
