@@ -51,16 +51,17 @@ def edge_votes(b_pose, b_weight, b_offset, p_votes, step, mask, COUNT: tl.conste
 
     All views must compute the same bits: what one subtracts from V, another has found as a mean of V.
     """
-    if p_votes is not None:
-        return load_entries(p_votes, step, mask, COUNT, DTYPE)
     b_votes = ()
-    for h in tl.static_range(ENTRIES):
-        b_vote = b_pose[h // 4 * 4] * b_weight[h % 4]
-        for y in tl.static_range(1, 4):
-            b_vote = tl.fma(b_pose[h // 4 * 4 + y], b_weight[4 * y + h % 4], b_vote)
-        if len(b_offset) > 0 and h % 4 == 3:
-            b_vote += b_offset[h // 4]
-        b_votes = b_votes + (b_vote,)
+    if p_votes is not None:
+        b_votes = load_entries(p_votes, step, mask, COUNT, DTYPE)
+    else:
+        for h in tl.static_range(ENTRIES):
+            b_vote = b_pose[h // 4 * 4] * b_weight[h % 4]
+            for y in tl.static_range(1, 4):
+                b_vote = tl.fma(b_pose[h // 4 * 4 + y], b_weight[4 * y + h % 4], b_vote)
+            if len(b_offset) > 0 and h % 4 == 3:
+                b_vote += b_offset[h // 4]
+            b_votes = b_votes + (b_vote,)
     return b_votes
 
 
