@@ -25,9 +25,9 @@ _ready: set[Any] = set()  # kernels and the dtypes that they are compiled for
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile ``function`` at its first call, without the GIL, and cache it on disk."""
-    dispatcher = njit(nogil=True, error_model="numpy", cache=True)(function)
+    dispatcher: Any = njit(nogil=True, error_model="numpy", cache=True)(function)
     # Numba looks at the age of the kernel's own file only, but micro-kernels of other files are compiled into it.
-    cache_file = getattr(dispatcher._cache, "_cache_file", None)
+    cache_file: Any = getattr(dispatcher._cache, "_cache_file", None)
     if hasattr(cache_file, "_source_stamp"):
         cache_file._source_stamp = (cache_file._source_stamp, _fingerprint())
     return dispatcher

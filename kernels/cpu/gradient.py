@@ -44,7 +44,7 @@ from tritoncaps.kernels.cpu.votes import (
 from tritoncaps.kernels.em_routing import CentredIteration
 
 TYPES = 16  # child types of a task, at most: the more, the less often parents are read
-TASKS = 16  # that images are split for, if there are few child types
+PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
 ITERATION = Row.ITERATION
@@ -65,7 +65,7 @@ def child_and_weight_gradient(
     kinds = [_kind(i) for i in iterations]
     parts = _parts_of_images(edges) if needs_weight else N
     types = TYPES
-    while types > 4 and parts * -(-B // types) < 4 * num_threads():
+    while types > 4 and parts * -(-B // types) < 2 * num_threads():
         types //= 2
     dW = torch.zeros(parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes, dtype=dtype)
     run(
@@ -110,9 +110,9 @@ def weight_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> Ten
 
 
 def _parts_of_images(edges: Edges) -> int:
-    """Depends on sizes only, because it decides the order of the sum over images."""
+    """In how many parts dW is summed. Depends on sizes only, because it decides the order of the sum over images."""
     affordable = max(1, PARTS_BYTES // max(1, edges.weight.nbytes))
-    return min(edges.images, affordable, -(-TASKS * 4 // edges.child_types))
+    return min(edges.images, affordable, -(-PARTS_TIMES_TYPES // edges.child_types))
 
 
 def _same_mean(iterations: Sequence[CentredIteration]) -> list[bool]:
@@ -150,8 +150,8 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """dM [N, L, B, 16], da [N, L, B], dW [parts, K, blocks, B, 16, lanes], all zero at first, from
 
-    iterations [T, N, P, blocks, 82, lanes], log_sum (or the share, for uniform assignments) and slope (da of the iteration) [T, N, G, B], kinds [T] and
-    variable [T, 2].
+    iterations [T, N, P, blocks, 82, lanes], log_sum (or the share, for uniform assignments) and slope (da of the
+    iteration) [T, N, G, B], kinds [T], same_mean [T] and variable [T, 2].
     """
     B, S, P, lanes, vote = e.child_types, e.slots, e.parents_count, e.lanes, 16 * e.lanes
     d = np.empty(4 * vote, e.poses.dtype)
