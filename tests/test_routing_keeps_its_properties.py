@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from tritoncaps import RoutingMap, functional, reference, testing
+from tritoncaps import EMRouting, RoutingMap, functional, reference, testing
 from tritoncaps.testing import Problem, assert_as_good_as, gradients
 
-# problems for each check, and the most types in them
-BACKENDS = {"reference": (12, 5), "cpu": (30, 19)}
+# how many problems for each check, and the most types in them
+BACKENDS = {"reference": (12, 5), "cpu": (25, 19), "triton": (6, 5)}
 KERNELS = [name for name in BACKENDS if name != "reference"]
 MAPS = {
     "conv": RoutingMap.conv((4, 5), 3, stride=2, padding=1),
@@ -26,15 +26,32 @@ def route(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("check", testing.EM_ROUTING_CHECKS, ids=lambda check: check.__name__)
 def test_property(check, backend):
-    examples, max_types = BACKENDS[backend]
-    testing.verify(check, route(backend), examples, max_types)
+    verify(check, backend)
 
 
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("check", testing.KERNEL_CHECKS, ids=lambda check: check.__name__)
 def test_kernel_property(check, backend):
-    examples, max_types = BACKENDS[backend]
-    testing.verify(check, route(backend), examples, max_types)
+    verify(check, backend)
+
+
+def verify(check, backend):
+    """On problems that hypothesis draws; in Triton's interpreter, where each takes seconds, all but the comparison with
+    the reference on one problem that has padding, offsets, a child without parents and odd numbers of types."""
+    if backend == "triton" and check.__name__ != "equals_the_reference":
+        tiny = check is testing.checks.passes_gradcheck
+        check(route(backend), INTERPRETED.but(routing_map=RoutingMap.full((2,)), out_caps=2) if tiny else INTERPRETED)
+    else:
+        testing.verify(check, route(backend), *BACKENDS[backend], small=backend == "triton")
+
+
+INTERPRETED = Problem(
+    RoutingMap.from_edges([0, 1, 1, 3], [0, 0, 1, 1], 4, 2, weight_of=[0, 1], offset=[[0.5, 1.0], [0.0, -1.0]]),
+    EMRouting(iterations=2),
+    images=2,
+    in_caps=3,
+    out_caps=5,
+)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -43,6 +60,8 @@ def test_kernel_property(check, backend):
 @pytest.mark.parametrize("case", testing.HARD_CASES)
 def test_hard_case(case, routing_map, dtype, backend):
     """Finite values and gradients, and those of the reference where that is finite."""
+    if backend == "triton" and (dtype, routing_map) != (torch.float32, MAPS["graph"]):
+        pytest.skip("one map is enough for the slow interpreter")
     problem = HardProblem(routing_map, case=case)
     result = gradients(problem, route(backend), dtype)
     for name, value in result.items():
@@ -69,7 +88,7 @@ class HardProblem(Problem):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_for_storage_only(dtype, backend):
     """Inputs and outputs are rounded; what happens between is float32."""
-    problem = Problem(MAPS["conv"], images=2, in_caps=3, out_caps=5)
+    problem = Problem(MAPS["graph"], images=2, in_caps=3, out_caps=5)
     rounded = [x.float() for x in problem.inputs(dtype)]
     expected = problem.solve(reference.em_routing, testing.Inputs(*rounded))
     result = problem.solve(route(backend), problem.inputs(dtype))

@@ -19,8 +19,11 @@ from tritoncaps.testing.strategies import problems
 Check = Callable[[Route, Problem], None]
 
 
-def verify(check: Check, route: Route, examples: int = 25, max_types: int = 9) -> None:
-    """Run ``check`` on ``route`` for as many problems, the same ones every time."""
+def verify(check: Check, route: Route, examples: int = 25, max_types: int = 9, small: bool = False) -> None:
+    """Run ``check`` on ``route`` for as many problems, the same ones every time.
+
+    ``small`` problems have few edges, for kernels that run in an interpreter.
+    """
 
     @settings(
         max_examples=examples,
@@ -29,7 +32,7 @@ def verify(check: Check, route: Route, examples: int = 25, max_types: int = 9) -
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(problem=problems(max_types))
+    @given(problem=problems(max_types, small))
     def run(problem: Problem) -> None:
         check(route, problem)
 

@@ -11,29 +11,35 @@ from tritoncaps.routing_map import RoutingMap
 from tritoncaps.testing.problems import LAYOUTS, Problem
 
 
-def routing_maps() -> st.SearchStrategy[RoutingMap]:
-    """Convolutions in 1, 2 and 3 dimensions, class capsules with and without coordinates, and graphs."""
-    full = st.builds(RoutingMap.full, st.lists(st.integers(1, 4), max_size=3), st.booleans())
-    return st.one_of(conv_maps(), full, graph_maps())
+def routing_maps(small: bool = False) -> st.SearchStrategy[RoutingMap]:
+    """Convolutions in 1, 2 and 3 dimensions, class capsules with and without coordinates, and graphs.
+
+    ``small`` maps have few edges, for kernels that run in an interpreter.
+    """
+    sides = st.lists(st.integers(1, 2 if small else 4), max_size=2 if small else 3)
+    full = st.builds(RoutingMap.full, sides, st.booleans())
+    return st.one_of(conv_maps(small), full, graph_maps(small))
 
 
 @st.composite
-def conv_maps(draw: Callable) -> RoutingMap:
+def conv_maps(draw: Callable, small: bool = False) -> RoutingMap:
     dims = draw(st.integers(1, 3))
     kernel, stride, padding, dilation = (
-        [draw(st.integers(low, high)) for _ in range(dims)] for low, high in ((1, 3), (1, 2), (0, 1), (1, 2))
+        [draw(st.integers(low, high)) for _ in range(dims)]
+        for low, high in ((1, 2 if small else 3), (1, 2), (0, 1), (1, 2))
     )
     least = [max(d * (k - 1) + 1 - 2 * p, 1) for k, p, d in zip(kernel, padding, dilation, strict=True)]
-    size = [n + draw(st.integers(0, 5 if dims < 3 else 1)) for n in least]
+    most = 0 if small else 1
+    size = [n + draw(st.integers(0, most if dims == 3 else 2 * most + 1 if dims == 2 else 5)) for n in least]
     return RoutingMap.conv(size, kernel, stride, padding, dilation)
 
 
 @st.composite
-def graph_maps(draw: Callable) -> RoutingMap:
+def graph_maps(draw: Callable, small: bool = False) -> RoutingMap:
     """Graphs with children that nobody sees, parents that see nobody, shared weights and offsets."""
     num_children, num_parents = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     edge = st.tuples(st.integers(0, num_children - 1), st.integers(0, num_parents - 1))
-    edges = draw(st.lists(edge, min_size=1, max_size=12))
+    edges = draw(st.lists(edge, min_size=1, max_size=6 if small else 12))
     children, parents = zip(*edges, strict=True)
     slots = max(parents.count(p) for p in parents)
     weight_of = draw(st.none() | st.just([0] * slots) | st.just([s % 2 for s in range(slots)]))
@@ -54,11 +60,11 @@ def em_routings() -> st.SearchStrategy[EMRouting]:
     )
 
 
-def problems(max_types: int = 9) -> st.SearchStrategy[Problem]:
+def problems(max_types: int = 9, small: bool = False) -> st.SearchStrategy[Problem]:
     """Whole problems of one to three images."""
     return st.builds(
         Problem,
-        routing_map=routing_maps(),
+        routing_map=routing_maps(small),
         routing=em_routings(),
         images=st.integers(1, 3),
         in_caps=st.integers(1, max_types),
