@@ -97,7 +97,7 @@ class _RoutedCaps(nn.Module):
         that about half of the capsules are active, on poses of scale one."""
         with torch.no_grad():
             nn.init.normal_(self.weight, std=0.2)
-            self.weight += torch.eye(4, device=self.weight.device, dtype=self.weight.dtype)
+            self.weight.add_(torch.eye(4, device=self.weight.device, dtype=self.weight.dtype))
         nn.init.constant_(self.beta_u, self.initial_beta_u)
         nn.init.zeros_(self.beta_a)
 
