@@ -24,9 +24,8 @@ def main(seconds: float = 45.0) -> float:
     loss = SpreadLoss(0.5)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     parameters = sum(p.numel() for p in model.parameters())
-    print(
-        f"MatrixCapsNet.small with 2 iterations of EM routing, {parameters:,} parameters, {len(SHAPES)} shapes of {SIZE}x{SIZE} pixels"
-    )
+    print(f"MatrixCapsNet.small: {parameters:,} parameters, 2 iterations of EM routing")
+    print(f"learns to tell {', '.join(SHAPES)} apart, for {seconds:.0f} seconds")
     train(model, *make_shapes(BATCH, seed=0), loss, optimiser)  # compiles the kernels before the clock starts
     images, start = 0, time.perf_counter()
     with tqdm(total=round(seconds), unit="s", bar_format="{l_bar}{bar}| {n:.0f}/{total} s{postfix}") as bar:
