@@ -11,7 +11,8 @@ WARP = 32
 PARENT_TYPES = (8, 16, 32)  # of a tile
 REFERENCE_BATCH = 16  # at which the splits fill
 PROGRAMS = 256  # a large GPU
-FEWEST_STEPS = 4  # of a split's loop
+FEWEST_STEPS = 2  # of a split's loop
+MOST_SPLITS = 16  # so that the partial sums stay small beside the votes that nobody stores
 
 
 class Tile(NamedTuple):
@@ -40,10 +41,10 @@ def choose(P: int, S: int, B: int, C: int, K: int, pairs: int) -> Config:
     child, gradient = child_tile(BC), gradient_tile(BC)
     owners = P * blocks(C, BC) * blocks(REFERENCE_BATCH, parent.BN)
     steps = S * blocks(B, parent.BB)
-    parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS))
+    parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS, MOST_SPLITS))
     owners = K * blocks(B, gradient.BB) * blocks(C, BC)
     image_splits = min(REFERENCE_BATCH // 2, blocks(PROGRAMS, owners))
-    pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K // 2))
+    pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
     return Config(parent, parent_splits, child, gradient, pair_splits, image_splits)
 
 
@@ -55,7 +56,7 @@ def parent_tile(BC: int) -> Tile:
 def child_tile(BC: int) -> Tile:
     """Child types share what is known of the parents, images the weight. Two elements for each thread if they are
     types of one image, which share loads; else one."""
-    return Tile(WARP // BC, 8, BC, 4 if BC == WARP else 8)
+    return Tile(WARP // BC, 8 if BC == WARP else 4, BC, 4)
 
 
 def gradient_tile(BC: int) -> Tile:
