@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for every target, without spills and within the budget of kernels/triton/resources.json."""
+"""Every Triton kernel compiles for every target, without spills and within the budget of resources.json."""
 
 import os
 import subprocess
