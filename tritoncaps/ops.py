@@ -97,8 +97,10 @@ def em_routing_backward(
     """Gradients of poses, activations, weight, beta_u, beta_a, as the forward operator takes them; those that are
     not needed come back empty, of size 0."""
     edges = _edges(poses, activations, weight, tables, competition, backend)
+    sections = (POSE, POSE, 1, 1)  # mean, variance, logit, support
     history = [
-        em_routing.Statistics(row[:, :, :POSE], row[:, :, POSE:-2], row[:, :, -2], row[:, :, -1]) for row in statistics
+        em_routing.Statistics(mean.contiguous(), variance.contiguous(), logit.squeeze(2), support.squeeze(2))
+        for mean, variance, logit, support in (row.split(sections, dim=2) for row in statistics)
     ]
     uniform = em_routing.uniform_log_sum(Tables(*tables), competition, _children(activations), len(beta_u))
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
@@ -239,8 +241,9 @@ def _edges(
 ) -> Any:
     """The backend's own form of the inputs, from [N, B, L, 4, 4] and [N, B, L]."""
     poses, activations = _children(poses.flatten(3)), _children(activations)
-    # a silent child is ignored, even if its pose is inf or nan
-    poses = poses.masked_fill((activations == 0)[:, :, None] & ~poses.isfinite(), 0)
+    # a silent child is ignored, even if its pose is inf or nan; on a CPU, one sum tells that there is none of these
+    if poses.device.type != "cpu" or not poses.sum().isfinite():
+        poses = poses.masked_fill((activations == 0)[:, :, None] & ~poses.isfinite(), 0)
     return kernels(backend).edges(poses, activations, _wide(weight).contiguous(), Tables(*tables), competition)
 
 

@@ -10,6 +10,7 @@ importing this package costs nothing.
     parent_view.py  moments
     child_view.py   log_sum and the gradient of the assignments
     gradient.py     the last sweep of the backward pass: gradients of poses, activations and weight
+    workspace.py    memory that is reused from call to call
     threads.py, compiling.py
 """
 

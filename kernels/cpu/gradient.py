@@ -41,6 +41,7 @@ from tritoncaps.kernels.cpu.votes import (
     set_uniform_vote_gradient_1,
     set_uniform_vote_gradient_4,
 )
+from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import CentredIteration
 
 TYPES = 16  # child types of a task, at most: the more, the less often parents are read
@@ -67,7 +68,8 @@ def child_and_weight_gradient(
     types = TYPES
     while types > 4 and parts * -(-B // types) < 2 * num_threads():
         types //= 2
-    dW = torch.zeros(parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes, dtype=dtype)
+    sizes = (parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes)
+    dW = scratch("weight gradient", sizes, dtype).zero_()
     run(
         _gradient_kernel,
         parts * -(-B // types),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.threads import torch_in_one_thread
+from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
@@ -82,9 +83,9 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     packed = F.pad(weight.flatten(3), (0, 0, 0, blocks * lanes - parent_types))  # [K, B, blocks * lanes, 16]
     packed = packed.unflatten(2, (blocks, lanes)).permute(0, 2, 1, 4, 3)
     return Edges(
-        poses=array(poses.transpose(2, 3)),
+        poses=array(_copied("poses", poses.transpose(2, 3))),
         activations=array(activations),
-        weight=array(packed),
+        weight=array(_copied("weight", packed)),
         children=array(tables.children),
         weight_of=array(tables.weight_of),
         offset=array(tables.offset.to(poses.dtype)),
@@ -103,6 +104,11 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         blocks=blocks,
         lanes=lanes,
     )
+
+
+def _copied(name: str, x: Tensor) -> Tensor:
+    """A contiguous copy that lasts as long as the call."""
+    return scratch(name, x.shape, x.dtype).copy_(x)
 
 
 def _groups(tables: Tables, competition: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,6 +38,7 @@ from tritoncaps.kernels.cpu.votes import (
     weights_1,
     weights_4,
 )
+from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import CentredIteration, Gaussian, Moments
 
 CHUNKS = 16  # of parents, for each block of types
@@ -53,7 +54,7 @@ def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | No
     if gaussian is None:
         return _uniform_moments(edges)
     dtype = gaussian.mean.dtype
-    moments, correction = _new_rows(edges, dtype, MOMENTS), _new_rows(edges, dtype, 16)
+    moments, correction = _rows("moments", edges, dtype, MOMENTS), _rows("centre", edges, dtype, 16)
     rows = array(pack_gaussian(edges, gaussian))
     _run(_moments_kernel, edges, array(moments), array(correction), rows, array(log_sum))
     return _unpack_moments(edges, moments, gaussian.mean - unpack(edges, correction))
@@ -61,7 +62,7 @@ def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | No
 
 def parent_gradient_moments(edges: Edges, iteration: CentredIteration) -> Moments:
     """Moments with the weights dl_ij."""
-    moments = _new_rows(edges, iteration.A.dtype, MOMENTS)
+    moments = _rows("moments", edges, iteration.A.dtype, MOMENTS)
     rows = array(pack_iterations(edges, [iteration]))
     _run(_gradient_moments_kernel, edges, array(moments), rows, array(iteration.log_sum), array(iteration.da))
     return _unpack_moments(edges, moments, iteration.gaussian.mean)
@@ -69,15 +70,15 @@ def parent_gradient_moments(edges: Edges, iteration: CentredIteration) -> Moment
 
 def _uniform_moments(edges: Edges) -> Moments:
     dtype = torch.from_numpy(edges.activations).dtype
-    moments, minus_centre = _new_rows(edges, dtype, MOMENTS), _new_rows(edges, dtype, 16)
+    moments, minus_centre = _rows("moments", edges, dtype, MOMENTS), _rows("centre", edges, dtype, 16)
     competitors = torch.from_numpy(edges.group_start).diff() * edges.parent_types
     share = 1 / competitors.clamp(min=1).to(dtype)
     _run(_uniform_moments_kernel, edges, array(moments), array(minus_centre), array(share))
     return _unpack_moments(edges, moments, -unpack(edges, minus_centre))
 
 
-def _new_rows(edges: Edges, dtype: torch.dtype, rows: int) -> Tensor:
-    return torch.empty(edges.images, edges.parents_count, edges.blocks, rows, edges.lanes, dtype=dtype)
+def _rows(name: str, edges: Edges, dtype: torch.dtype, rows: int) -> Tensor:
+    return scratch(name, (edges.images, edges.parents_count, edges.blocks, rows, edges.lanes), dtype)
 
 
 def _unpack_moments(edges: Edges, moments: Tensor, centre: Tensor) -> Moments:
