@@ -21,9 +21,7 @@ are [N, P, 16, C] or [N, P, C], of children [N, L, 16, B] or [N, G, B]: types ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,18 +102,6 @@ class Options(NamedTuple):
     gradient: str
 
 
-def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep torch's threads out of the way of the backend's, if it asks for that."""
-
-    @wraps(function)
-    def call(backend: Any, *arguments: Any) -> Any:
-        with getattr(backend, "torch_in_one_thread", nullcontext)():
-            return function(backend, *arguments)
-
-    return call
-
-
-@_quietly
 def forward(
     backend: Any, edges: Any, beta_u: Tensor, beta_a: Tensor, options: Options
 ) -> tuple[list[Statistics], list[Tensor]]:
@@ -151,7 +137,6 @@ def likelihood(statistics: Statistics) -> Gaussian:
     return Gaussian(mean, 0.5 / variance, constant)
 
 
-@_quietly
 def backward(
     backend: Any,
     edges: Any,

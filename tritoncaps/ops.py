@@ -6,7 +6,9 @@ The operators know shapes, not devices: `backend` names the kernels that do the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -20,7 +22,19 @@ from tritoncaps.routing_map import Tables
 POSE = 16  # entries of a 4x4 pose
 
 
+def _quietly(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch's threads out of the way of the backend's, if it asks for that; `backend` is the last argument."""
+
+    @wraps(operator)
+    def call(*arguments: Any) -> Any:
+        with getattr(kernels(arguments[-1]), "torch_in_one_thread", nullcontext)():
+            return operator(*arguments)
+
+    return call
+
+
 @torch.library.custom_op("tritoncaps::em_routing_forward", mutates_args=())
+@_quietly
 def em_routing_forward(
     poses: Tensor,
     activations: Tensor,
@@ -75,6 +89,7 @@ def _(
 
 
 @torch.library.custom_op("tritoncaps::em_routing_backward", mutates_args=())
+@_quietly
 def em_routing_backward(
     grad_poses: Tensor,
     grad_activations: Tensor,

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tritoncaps.kernels.cpu.threads import torch_in_one_thread
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.routing_map import Tables
 
@@ -71,7 +70,6 @@ class Edges(NamedTuple):
     lanes: int
 
 
-@torch_in_one_thread()
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Edges:
     """Pack poses [N, L, 16, B], activations [N, L, B] and weight [K, B, C, 4, 4] (of any strides)."""
     images, locations, _, child_types = poses.shape
