@@ -9,7 +9,7 @@ A backend (`kernels.cpu`, `kernels.triton`) provides the sums over edges, under 
     parent_gradient_moments(edges, iteration)                    -> Moments with weights dl_ij
     child_gradient(edges, iterations)                            -> dL/dM_i, dL/da_i
     weight_gradient(edges, iterations)                           -> dL/dW
-    child_and_weight_gradient(edges, iterations)                 -> all three; optional, where one sweep is faster
+    child_and_weight_gradient(edges, iterations)                 -> all three, in one sweep where that is faster
 
 What is per parent and not per edge is done here, in plain torch. docs/backward.md derives the formulas.
 
@@ -59,29 +59,14 @@ class Statistics(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """One iteration of the backward pass, with d = V - gaussian.mean:
+    """One iteration of the backward pass, with d = V - gaussian.mean, and e = d + shift about its own M-step's mean:
 
     R_ij  = exp(l_ij - log_sum_i)                 r_ij = R_ij a_i
-    G_ij  = A_j + sum_h (B_jh + C_jh d_h) d_h     dL/dr_ij
+    G_ij  = A_j + sum_h (B_jh + C_jh e_h) e_h     dL/dr_ij
     dl_ij = r_ij (G_ij - da_i)                    dL/dl_ij; zero if the assignments are constants (da is None)
-    dV_ij = r_ij (B_j + 2 C_j d) - 2 dl_ij precision_j d
-    """
-
-    gaussian: Gaussian
-    log_sum: Tensor  # [N, G, B]
-    A: Tensor  # [N, P, C]
-    B: Tensor  # [N, P, 16, C]
-    C: Tensor  # [N, P, 16, C]
-    da: Tensor | None  # [N, G, B]
-
-
-class CentredIteration(NamedTuple):
-    """An `Iteration` whose polynomial is about the mean of its own M-step, for backends that say `CENTRED = True`:
-
-    G_ij  = A_j + sum_h (B_jh + C_jh e_h) e_h,   e = d + shift
     dV_ij = r_ij (B_j + 2 C_j e) - 2 dl_ij precision_j d
 
-    It stays exact where a mean moved by many standard deviations between two iterations.
+    One polynomial in d would cancel where a mean moved by many standard deviations between two iterations.
     """
 
     gaussian: Gaussian
@@ -155,16 +140,18 @@ def backward(
     grad_logit = grad_activation * activation * (1 - activation)
     grad_variance = torch.zeros_like(grad_mean)
     grad_beta_u, grad_beta_a = torch.zeros_like(beta_u), torch.zeros_like(beta_u)
-    iterations: list[Any] = []
+    iterations: list[Iteration] = []
     for t in reversed(range(len(history))):
         A, B, C, gbu, gba = fit_backward(grad_mean, grad_variance, grad_logit, history[t], beta_u, t, options)
         grad_beta_u += gbu
         grad_beta_a += gba
         if t == 0:
-            iterations.append(_iteration(backend, _uniform(history[0]), uniform_log_sum, A, B, C, history[0]))
+            gaussian = _uniform(history[0])
+            iterations.append(Iteration(gaussian, uniform_log_sum, A, B, C, None, torch.zeros_like(B)))
             break
         gaussian = likelihood(history[t - 1])
-        iteration = _iteration(backend, gaussian, log_sums[t - 1], A, B, C, history[t])
+        shift = gaussian.mean - history[t].mean
+        iteration = Iteration(gaussian, log_sums[t - 1], A, B, C, None, shift)
         if options.gradient == "last":
             iterations.append(iteration)
             break
@@ -173,12 +160,11 @@ def backward(
         moments = backend.parent_gradient_moments(edges, iteration)
         grad_mean, grad_variance, grad_logit = likelihood_backward(moments, history[t - 1])
     grad_poses = grad_activations = grad_weight = None
-    if needs_children and needs_weight and hasattr(backend, "child_and_weight_gradient"):
+    if needs_children and needs_weight:
         grad_poses, grad_activations, grad_weight = backend.child_and_weight_gradient(edges, iterations)
-        return grad_poses, grad_activations, grad_weight, grad_beta_u, grad_beta_a
-    if needs_children:
+    elif needs_children:
         grad_poses, grad_activations = backend.child_gradient(edges, iterations)
-    if needs_weight:
+    elif needs_weight:
         grad_weight = backend.weight_gradient(edges, iterations)
     return grad_poses, grad_activations, grad_weight, grad_beta_u, grad_beta_a
 
@@ -202,7 +188,7 @@ def fit_backward(
     t: int,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A, B, C of `Iteration`, with d = V - mean of this iteration; and the gradients of the betas."""
+    """A, B, C of `Iteration`, with the mean of this iteration; and the gradients of the betas."""
     _, variance, _, support = statistics
     grad_cost = -options.lambdas[t] * grad_logit / options.mean_data
     grad_support = grad_cost * _cost_of_datum(variance, beta_u)
@@ -214,16 +200,6 @@ def fit_backward(
     grad_beta_u = variance.shape[2] * (grad_cost * support).sum(dim=(0, 1))
     grad_beta_a = options.lambdas[t] * grad_logit.sum(dim=(0, 1))
     return A, B, C, grad_beta_u, grad_beta_a
-
-
-def _iteration(
-    backend: Any, gaussian: Gaussian, log_sum: Tensor, A: Tensor, B: Tensor, C: Tensor, statistics: Statistics
-) -> Iteration | CentredIteration:
-    shift = gaussian.mean - statistics.mean
-    if getattr(backend, "CENTRED", False):
-        return CentredIteration(gaussian, log_sum, A, B, C, None, shift)
-    # the same polynomial A + B d + C d^2 in d - shift
-    return Iteration(gaussian, log_sum, A + ((B + C * shift) * shift).sum(dim=2), B + 2 * C * shift, C, None)
 
 
 def likelihood_backward(moments: Moments, statistics: Statistics) -> tuple[Tensor, Tensor, Tensor]:

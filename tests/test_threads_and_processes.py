@@ -127,9 +127,8 @@ def test_after_fork_in_the_middle_of_training():
 def test_layers_of_one_model_share_the_compiled_kernels():
     """A second process finds the kernels on disk: it compiles nothing."""
     code = f"""
-    import time
     {ROUTE}
-    from tritoncaps.kernels.cpu import compiling, parent_view
+    from tritoncaps.kernels.cpu import parent_view
     print(sum(sum(f.stats.cache_misses.values()) for f in vars(parent_view).values() if hasattr(f, 'stats')))
     """
     assert run(code).returncode == 0

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tritoncaps.backends import kernels
 from tritoncaps.kernels import em_routing
+from tritoncaps.reference import widen
 from tritoncaps.routing_map import Tables
 
 POSE = 16  # entries of a 4x4 pose
@@ -56,7 +57,7 @@ def em_routing_forward(
     """
     edges = _edges(poses, activations, weight, tables, competition, backend)
     options = em_routing.Options(lambdas, variance_floor, mean_data, "all")
-    history, log_sums = em_routing.forward(kernels(backend), edges, _wide(beta_u), _wide(beta_a), options)
+    history, log_sums = em_routing.forward(kernels(backend), edges, widen(beta_u), widen(beta_a), options)
     mean, activation = history[-1].mean.to(poses.dtype), em_routing.sigmoid(history[-1].logit).to(poses.dtype)
     statistics, saved_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
     if save:
@@ -121,13 +122,13 @@ def em_routing_backward(
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
         kernels(backend),
         edges,
-        _wide(beta_u),
+        widen(beta_u),
         history,
         list(log_sums),
         uniform,
         em_routing.Options(lambdas, variance_floor, mean_data, gradient),
-        _wide(grad_poses),
-        _wide(grad_activations),
+        widen(grad_poses),
+        widen(grad_activations),
         needs_children,
         needs_weight,
     )
@@ -182,34 +183,8 @@ class EMRoutingFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        (
-            poses,
-            activations,
-            weight,
-            beta_u,
-            beta_a,
-            tables,
-            lambdas,
-            floor,
-            mean_data,
-            competition,
-            _,
-            backend,
-        ) = args
-        return em_routing_forward(
-            poses,
-            activations,
-            weight,
-            beta_u,
-            beta_a,
-            tables,
-            lambdas,
-            floor,
-            mean_data,
-            competition,
-            True,
-            backend,
-        )
+        *given, _, backend = args  # how gradients flow does not matter to the forward pass
+        return em_routing_forward(*given, True, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -259,17 +234,12 @@ def _edges(
     # a silent child is ignored, even if its pose is inf or nan; on a CPU, one sum tells that there is none of these
     if poses.device.type != "cpu" or not poses.sum().isfinite():
         poses = poses.masked_fill((activations == 0)[:, :, None] & ~poses.isfinite(), 0)
-    return kernels(backend).edges(poses, activations, _wide(weight).contiguous(), Tables(*tables), competition)
+    return kernels(backend).edges(poses, activations, widen(weight).contiguous(), Tables(*tables), competition)
 
 
 def _children(x: Tensor) -> Tensor:
     """[N, B, L] -> [N, L, B], [N, B, L, 16] -> [N, L, 16, B]: types fastest, as kernels read them."""
-    return _wide(x).movedim(1, -1).contiguous()
-
-
-def _wide(x: Tensor) -> Tensor:
-    """float16 and bfloat16 are for storage: compute in float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return widen(x).movedim(1, -1).contiguous()
 
 
 def _empty_saved(

@@ -134,7 +134,7 @@ def em_routing(
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], betas [C].
     """
     storage = poses.dtype
-    poses, activations, weight, beta_u, beta_a = map(_widen, (poses, activations, weight, beta_u, beta_a))
+    poses, activations, weight, beta_u, beta_a = map(widen, (poses, activations, weight, beta_u, beta_a))
     votes = pose_votes(_silence(poses, activations), weight, routing_map)
     votes = coordinate_addition(votes, routing_map)
 
@@ -191,11 +191,11 @@ def dynamic_routing(
     -> [N, C, *out_size, E].
     """
     storage = poses.dtype
-    poses, weight = _widen(poses), _widen(weight)
+    poses, weight = widen(poses), widen(weight)
     votes = vector_votes(poses, weight, routing_map)
     if priors is None:
         priors = weight.new_zeros(weight.shape[:3])
-    b = _widen(priors)[routing_map.tables(weight.device).weight_of].expand(votes.shape[:-1])
+    b = widen(priors)[routing_map.tables(weight.device).weight_of].expand(votes.shape[:-1])
     rival = 0.0 if routing.none_of_the_above else -math.inf
     for _ in range(routing.iterations):
         assignments = assignments_from_logits(b, routing_map, competition=routing.competition, rival=rival)
@@ -223,7 +223,7 @@ def _silence(poses: Tensor, activations: Tensor) -> Tensor:
     return poses.masked_fill(silent & ~poses.isfinite(), 0)
 
 
-def _widen(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """float16 and bfloat16 are for storage: compute in float32."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 

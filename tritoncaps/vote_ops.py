@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.em_routing import Statistics
+from tritoncaps.reference import widen
 from tritoncaps.routing_map import Tables
 
 
@@ -109,8 +110,8 @@ def m_step_forward(
         votes.contiguous(),
         assignments.contiguous(),
         activations.contiguous(),
-        _wide(beta_u),
-        _wide(beta_a),
+        widen(beta_u),
+        widen(beta_a),
         Tables(*tables),
         inverse_temperature,
         variance_floor,
@@ -150,7 +151,7 @@ def m_step_backward(
         votes.contiguous(),
         assignments.contiguous(),
         activations.contiguous(),
-        _wide(beta_u),
+        widen(beta_u),
         Statistics(*statistics),
         Tables(*tables),
         inverse_temperature,
@@ -204,7 +205,7 @@ def e_step_forward(
     votes: Tensor, mean: Tensor, variance: Tensor, logit: Tensor, tables: Sequence[Tensor], competition: str
 ) -> Tensor:
     """assignments [N, P, S, B, C]."""
-    gaussians = (_wide(x).contiguous() for x in (mean, variance, logit))
+    gaussians = (widen(x).contiguous() for x in (mean, variance, logit))
     return _kernels().e_step_forward(votes.contiguous(), *gaussians, Tables(*tables), competition)
 
 
@@ -226,7 +227,7 @@ def e_step_backward(
     competition: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of votes, mean, variance and logit."""
-    gaussians = [_wide(x).contiguous() for x in (mean, variance, logit)]
+    gaussians = [widen(x).contiguous() for x in (mean, variance, logit)]
     grads = _kernels().e_step_backward(
         grad_assignments, votes.contiguous(), *gaussians, assignments, Tables(*tables), competition
     )
@@ -260,8 +261,3 @@ class EStep(torch.autograd.Function):
 
 def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """float16 and bfloat16 are for storage: compute in float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -38,7 +38,6 @@ _MODULE_OF = {
 }
 
 __all__ = [
-    "CENTRED",
     "child_and_weight_gradient",
     "child_assignment_gradient",
     "child_gradient",
@@ -49,9 +48,6 @@ __all__ = [
     "torch_in_one_thread",
     "weight_gradient",
 ]
-
-
-CENTRED = True  # asks for `CentredIteration`
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from tritoncaps.kernels.cpu.votes import (
     likelihood_and_gradient,
     sum_lanes_1,
 )
-from tritoncaps.kernels.em_routing import CentredIteration, Gaussian, log
+from tritoncaps.kernels.em_routing import Gaussian, Iteration, log
 
 CHUNKS = 16  # of groups, for each range of child types
 TYPES = 8  # child types of a task
@@ -48,7 +48,7 @@ def child_log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
     return (greatest + log(total.where(exists, 1))).where(exists, 0)
 
 
-def child_assignment_gradient(edges: Edges, iteration: CentredIteration) -> Tensor:
+def child_assignment_gradient(edges: Edges, iteration: Iteration) -> Tensor:
     """[N, G, B]: da_i = sum_j R_ij G_ij."""
     da = _new_groups(edges, iteration.A.dtype)
     _run(

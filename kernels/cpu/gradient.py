@@ -42,7 +42,7 @@ from tritoncaps.kernels.cpu.votes import (
     set_uniform_vote_gradient_4,
 )
 from tritoncaps.kernels.cpu.workspace import scratch
-from tritoncaps.kernels.em_routing import CentredIteration
+from tritoncaps.kernels.em_routing import Iteration
 
 TYPES = 16  # child types of a task, at most: the more, the less often parents are read
 PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
@@ -56,7 +56,7 @@ _VARIABLE = {UNIFORM: (0.0, 1.0), CONSTANT: (0.0, 1.0), VARIABLE: (2.0, 0.0)}  #
 
 
 def child_and_weight_gradient(
-    edges: Edges, iterations: Sequence[CentredIteration], needs_children: bool = True, needs_weight: bool = True
+    edges: Edges, iterations: Sequence[Iteration], needs_children: bool = True, needs_weight: bool = True
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dL/dM [N, L, 16, B], dL/da [N, L, B] and dL/dW [K, B, C, 4, 4]; None where not needed."""
     dtype = iterations[0].A.dtype
@@ -101,12 +101,12 @@ def child_and_weight_gradient(
     return grad_poses, grad_activations, grad_weight
 
 
-def child_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> tuple[Tensor | None, Tensor | None]:
+def child_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor | None, Tensor | None]:
     """dL/dM [N, L, 16, B] and dL/da [N, L, B]."""
     return child_and_weight_gradient(edges, iterations, needs_weight=False)[:2]
 
 
-def weight_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> Tensor | None:
+def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor | None:
     """dL/dW [K, B, C, 4, 4]."""
     return child_and_weight_gradient(edges, iterations, needs_children=False)[2]
 
@@ -117,7 +117,7 @@ def _parts_of_images(edges: Edges) -> int:
     return min(edges.images, affordable, -(-PARTS_TIMES_TYPES // edges.child_types))
 
 
-def _same_mean(iterations: Sequence[CentredIteration]) -> list[bool]:
+def _same_mean(iterations: Sequence[Iteration]) -> list[bool]:
     """Has the next iteration (the one before in time) the same mean? The first two in time have."""
     following = [*iterations[1:], None]
     return [x is not None and i.gaussian.mean is x.gaussian.mean for i, x in zip(iterations, following, strict=True)]
@@ -128,7 +128,7 @@ def _share(log_sum: Tensor) -> Tensor:
     return torch.from_numpy(np.exp(-log_sum.numpy()))
 
 
-def _kind(iteration: CentredIteration) -> int:
+def _kind(iteration: Iteration) -> int:
     if iteration.da is not None:
         return VARIABLE
     gaussian = iteration.gaussian

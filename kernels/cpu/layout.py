@@ -28,9 +28,9 @@ class Row:
     MINUS_MEAN = 0
     PRECISION = 16
     CONSTANT = 32
-    LINEAR = 33  # B of `CentredIteration`
-    TWICE_SQUARE = 49  # 2 C of `CentredIteration`
-    OFFSET = 65  # A of `CentredIteration`
+    LINEAR = 33  # B of `Iteration`
+    TWICE_SQUARE = 49  # 2 C of `Iteration`
+    OFFSET = 65  # A of `Iteration`
     SHIFT = 66  # from d = V - mean to e, the deviation from the mean that the M-step found
     GAUSSIAN = 33
     ITERATION = 82

@@ -12,7 +12,7 @@ from tritoncaps.kernels.cpu.layout import Edges, Row, array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.workspace import scratch
-from tritoncaps.kernels.em_routing import CentredIteration, Gaussian
+from tritoncaps.kernels.em_routing import Gaussian, Iteration
 
 PARENTS = 64  # of a task
 
@@ -29,7 +29,7 @@ def pack_gaussian(edges: Edges, gaussian: Gaussian) -> Tensor:
     return rows
 
 
-def pack_iterations(edges: Edges, iterations: Sequence[CentredIteration]) -> Tensor:
+def pack_iterations(edges: Edges, iterations: Sequence[Iteration]) -> Tensor:
     """[T, N, P, blocks, Row.ITERATION, lanes]."""
     sizes = (len(iterations), edges.images, edges.parents_count, edges.blocks, ITERATION, edges.lanes)
     rows = scratch("iterations", sizes, iterations[0].A.dtype)

@@ -39,7 +39,7 @@ from tritoncaps.kernels.cpu.votes import (
     weights_4,
 )
 from tritoncaps.kernels.cpu.workspace import scratch
-from tritoncaps.kernels.em_routing import CentredIteration, Gaussian, Moments
+from tritoncaps.kernels.em_routing import Gaussian, Iteration, Moments
 
 CHUNKS = 16  # of parents, for each block of types
 SLOTS_AT_A_TIME = 32  # partial sums of so many slots, so that rounding errors do not grow with all slots
@@ -60,7 +60,7 @@ def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | No
     return _unpack_moments(edges, moments, gaussian.mean - unpack(edges, correction))
 
 
-def parent_gradient_moments(edges: Edges, iteration: CentredIteration) -> Moments:
+def parent_gradient_moments(edges: Edges, iteration: Iteration) -> Moments:
     """Moments with the weights dl_ij."""
     moments = _rows("moments", edges, iteration.A.dtype, MOMENTS)
     rows = array(pack_iterations(edges, [iteration]))

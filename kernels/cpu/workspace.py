@@ -1,7 +1,7 @@
 """Memory that is reused from call to call.
 
-Fresh memory of a few MiB costs a page fault for every 4 KiB, which took a third of a layer's step. So each thread keeps
-the arrays that kernels only read or write during a call.
+Fresh memory of a few MiB costs a page fault for every 4 KiB, and threads wait for each other in it. So each thread
+keeps the arrays that kernels only read or write during a call.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from tritoncaps.kernels.triton.stored import (
 )
 
 __all__ = [
-    "CENTRED",
     "child_and_weight_gradient",
     "child_assignment_gradient",
     "child_gradient",
@@ -40,5 +39,3 @@ __all__ = [
     "pose_votes_forward",
     "weight_gradient",
 ]
-
-CENTRED = True  # asks the routing for a `CentredIteration`

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.em_routing import CentredIteration, Gaussian, Moments
+from tritoncaps.kernels.em_routing import Gaussian, Iteration, Moments
 from tritoncaps.kernels.triton import child_view
 from tritoncaps.kernels.triton.config import blocks
 from tritoncaps.kernels.triton.launch import Edges, arithmetic, contiguous, launch, make_edges
@@ -40,7 +40,7 @@ def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | No
     return moments(edges, "assignment", gaussian.mean, gaussian.precision, gaussian.constant, log_sum)
 
 
-def parent_gradient_moments(edges: Edges, iteration: CentredIteration) -> Moments:
+def parent_gradient_moments(edges: Edges, iteration: Iteration) -> Moments:
     """Moments with weights dl_ij = r_ij (G_ij - da_i)."""
     (mean, precision, constant), log_sum, A, B, C, da, shift = iteration
     return moments(edges, "gradient", mean, precision, constant, log_sum, A, B, C, shift, da, about_mean=False)
@@ -58,7 +58,7 @@ def child_log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
     )
 
 
-def child_assignment_gradient(edges: Edges, iteration: CentredIteration) -> Tensor:
+def child_assignment_gradient(edges: Edges, iteration: Iteration) -> Tensor:
     """[N, G, B]: da_i = sum_j R_ij G_ij over the parents that compete for i."""
     gaussian, log_sum, A, B, C, _, shift = iteration
     return child_sum(
@@ -70,17 +70,17 @@ def child_assignment_gradient(edges: Edges, iteration: CentredIteration) -> Tens
     )
 
 
-def child_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> tuple[Tensor, Tensor]:
+def child_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor, Tensor]:
     """dL/dM [N, L, 16, B] and dL/da [N, L, B]."""
     return children_from_votes(edges, None, _stack(iterations), len(iterations), _soft(iterations))
 
 
-def weight_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> Tensor:
+def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor:
     """dL/dW [K, B, C, 4, 4]."""
     return weight_from_votes(edges, None, _stack(iterations), len(iterations), _soft(iterations))
 
 
-def child_and_weight_gradient(edges: Edges, iterations: Sequence[CentredIteration]) -> tuple[Tensor, Tensor, Tensor]:
+def child_and_weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor, Tensor, Tensor]:
     """All three, packing the iterations once."""
     packed = _stack(iterations), len(iterations), _soft(iterations)
     return *children_from_votes(edges, None, *packed), weight_from_votes(edges, None, *packed)
@@ -194,7 +194,7 @@ def weight_from_votes(
     return add_splits(partial).transpose(2, 3).reshape(K, B, C, 4, 4)
 
 
-def _stack(iterations: Sequence[CentredIteration]) -> tuple[Tensor, ...]:
+def _stack(iterations: Sequence[Iteration]) -> tuple[Tensor, ...]:
     """[T, ...] of every array of the iterations, in the order of the kernels' arguments."""
     rows = []
     for gaussian, log_sum, A, B, C, da, shift in iterations:
@@ -202,6 +202,6 @@ def _stack(iterations: Sequence[CentredIteration]) -> tuple[Tensor, ...]:
     return tuple(torch.stack(column).contiguous() for column in zip(*rows, strict=True))
 
 
-def _soft(iterations: Sequence[CentredIteration]) -> int:
+def _soft(iterations: Sequence[Iteration]) -> int:
     """How many iterations pass a gradient on to their assignments: the first ones."""
     return sum(iteration.da is not None for iteration in iterations)
