@@ -1,6 +1,7 @@
 """The networks of the papers."""
 
 from tritoncaps.models import baselines
+from tritoncaps.models.capsnet import CapsNet, Decoder
 from tritoncaps.models.matrix_capsnet import MatrixCapsNet
 
-__all__ = ["MatrixCapsNet", "baselines"]
+__all__ = ["CapsNet", "Decoder", "MatrixCapsNet", "baselines"]

@@ -7,6 +7,7 @@ from tritoncaps.layers import ClassCaps, ConvCaps1d, ConvCaps2d, ConvCaps3d, Pri
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
 from tritoncaps.routing import DynamicRouting, EMRouting
 from tritoncaps.routing_map import RoutingMap
+from tritoncaps.vector_layers import ConvVectorCaps2d, VectorCaps, VectorPrimaryCaps
 from tritoncaps.version import __version__
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ConvCaps1d",
     "ConvCaps2d",
     "ConvCaps3d",
+    "ConvVectorCaps2d",
     "DynamicRouting",
     "EMRouting",
     "Gaussians",
@@ -24,6 +26,8 @@ __all__ = [
     "RoutingMap",
     "SigmoidMargin",
     "SpreadLoss",
+    "VectorCaps",
+    "VectorPrimaryCaps",
     "__version__",
     "functional",
     "reference",

@@ -42,6 +42,14 @@ def check_alike(**tensors: Tensor) -> None:
             raise TypeError(f"{name} must have the dtype of {first}, {model.dtype}, but it has {value.dtype}")
 
 
+def check_like_layer(name: str, value: Tensor, weight: Tensor) -> None:
+    """On the layer's device and, unless autocast takes care of it, of its dtype."""
+    if value.device != weight.device:
+        raise ValueError(f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}")
+    if value.dtype != weight.dtype and not under_autocast(value):
+        raise TypeError(f"{name} must have the dtype of the layer, {weight.dtype}, but they have {value.dtype}")
+
+
 def check_map(routing_map: object) -> None:
     if not isinstance(routing_map, RoutingMap):
         raise TypeError(f"routing_map must be a RoutingMap, but it is a {type(routing_map).__name__}")

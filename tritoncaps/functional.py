@@ -254,11 +254,12 @@ def _check_votes(votes: Tensor, routing_map: RoutingMap) -> None:
     check_shape("votes", votes, ["N", routing_map.num_parents, routing_map.num_slots, "B", "C", *pose])
 
 
-def squash(vectors: Tensor, dim: int = -1) -> Tensor:
+def squash(vectors: Tensor, dim: int = -1, backend: str | None = None) -> Tensor:
     """Shorten vectors to below length one: |x|^2 / (1 + |x|^2) x / |x|. Its gradient at zero is zero."""
     check_tensor("vectors", vectors)
     if not -vectors.ndim <= dim < vectors.ndim:
         raise ValueError(f"dim must name an axis of vectors {list(vectors.shape)}, but it is {dim}")
+    backends.choose(backend, vectors.device)
     return reference.squash(vectors, dim)
 
 
@@ -268,10 +269,12 @@ def dynamic_routing(
     routing_map: RoutingMap,
     routing: DynamicRouting | None = None,
     priors: Tensor | None = None,
+    backend: str | None = None,
 ) -> Tensor:
-    """Routing by agreement: poses [N, B, *in_size, D], weight [K, B, C, D, E] -> [N, C, *out_size, E].
+    """Routing by agreement, without storing a vote (except on ``reference``).
 
-    ``priors`` [K, B, C] are the first logits, zero by default.
+    poses [N, B, *in_size, D], weight [K, B, C, D, E], priors [K, B, C] (the first logits, zero by default)
+    -> [N, C, *out_size, E]. Under autocast it computes in float32.
     """
     routing = DynamicRouting() if routing is None else routing
     check_routing(routing, DynamicRouting)
@@ -279,11 +282,16 @@ def dynamic_routing(
     given = {"poses": poses, "weight": weight} | ({} if priors is None else {"priors": priors})
     for name, value in given.items():
         check_tensor(name, value)
+    if under_autocast(poses):
+        with torch.autocast(poses.device.type, enabled=False):
+            wide = {name: value.float() for name, value in given.items()}
+            return dynamic_routing(**wide, routing_map=routing_map, routing=routing, backend=backend)
     check_alike(**given)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, "D"])
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])
     if priors is not None:
         check_shape("priors", priors, weight.shape[:3])
+    backends.choose(backend, poses.device)
     return reference.dynamic_routing(poses, weight, routing_map, routing, priors)
 
 

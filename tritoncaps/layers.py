@@ -11,7 +11,7 @@ from torch.nn.common_types import _size_any_t
 
 from tritoncaps import backends
 from tritoncaps.capsules import Capsules
-from tritoncaps.checks import check_positive, check_routing, check_shape, check_tensor, under_autocast
+from tritoncaps.checks import check_like_layer, check_positive, check_routing, check_shape, check_tensor
 from tritoncaps.routing import EMRouting
 from tritoncaps.routing_map import RoutingMap, per_axis
 
@@ -52,7 +52,7 @@ class PrimaryCaps(nn.Module):
 
     def forward(self, features: Tensor) -> Capsules:
         check_tensor("features", features)
-        _check_like("features", features, self.pose.weight)
+        check_like_layer("features", features, self.pose.weight)
         check_shape("features", features, ["N", self.in_channels, "H", "W"])
         # channels are [out_caps, 16]: a capsule's pose is 16 channels of one pixel
         poses = self.pose(features).unflatten(1, (self.out_caps, 4, 4))
@@ -120,8 +120,8 @@ class _RoutedCaps(nn.Module):
             )
         check_shape("poses", poses, ["N", self.in_caps, *space, 4, 4])
         check_shape("activations", activations, poses.shape[:-2])
-        _check_like("poses", poses, self.weight)
-        _check_like("activations", activations, self.weight)
+        check_like_layer("poses", poses, self.weight)
+        check_like_layer("activations", activations, self.weight)
 
 
 class _ConvCaps(_RoutedCaps):
@@ -244,11 +244,3 @@ class ClassCaps(_RoutedCaps):
     def extra_repr(self) -> str:
         text = f"{self.in_caps}, {self.num_classes}, coordinates={self.coordinates}, routing={self.routing}"
         return text + (f", backend={self.backend!r}" if self.backend else "")
-
-
-def _check_like(name: str, value: Tensor, weight: Tensor) -> None:
-    """On the layer's device and, unless autocast takes care of it, of its dtype."""
-    if value.device != weight.device:
-        raise ValueError(f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}")
-    if value.dtype != weight.dtype and not under_autocast(value):
-        raise TypeError(f"{name} must have the dtype of the layer, {weight.dtype}, but they have {value.dtype}")

@@ -197,11 +197,16 @@ def dynamic_routing(
         priors = weight.new_zeros(weight.shape[:3])
     b = widen(priors)[routing_map.tables(weight.device).weight_of].expand(votes.shape[:-1])
     rival = 0.0 if routing.none_of_the_above else -math.inf
-    for _ in range(routing.iterations):
+
+    def weighted_sum(b: Tensor) -> Tensor:
         assignments = assignments_from_logits(b, routing_map, competition=routing.competition, rival=rival)
-        parents = squash(einsum(assignments, votes, "n p s b c, n p s b c e -> n p c e"))
+        return squash(einsum(assignments, votes, "n p s b c, n p s b c e -> n p c e"))
+
+    parents = weighted_sum(b)
+    for _ in range(routing.iterations - 1):
         agreement = einsum(votes, parents, "n p s b c e, n p c e -> n p s b c")
         b = b + (agreement.detach() if routing.gradient == "last" else agreement)
+        parents = weighted_sum(b)
     return _to_capsules(parents, routing_map, parents.shape[3:]).to(storage)
 
 

@@ -1,0 +1,176 @@
+"""CapsNet: the network of "Dynamic Routing Between Capsules" (2017), and the decoder that draws what it has seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tritoncaps import Capsules, DynamicRouting, VectorCaps, VectorPrimaryCaps
+from tritoncaps.checks import check_positive, check_shape, check_tensor
+
+KERNEL = 9  # of both convolutions
+
+
+class CapsNet(nn.Module):
+    """Images [N, in_channels, image_size, image_size] -> Capsules of the classes: poses [N, num_classes, class_dim],
+    activations [N, num_classes], their lengths.
+
+    A 9x9 convolution of ``channels``, primary capsules (9x9, stride 2) of ``primary_caps`` types with ``primary_dim``
+    numbers, and a fully connected layer of class capsules. With ``decoder``, :meth:`reconstruct` draws images again.
+
+    ``routing`` overrides ``iterations``; ``priors`` learns the first routing logits; ``backend`` is that of all layers.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        num_classes: int = 10,
+        image_size: int = 28,
+        iterations: int = 3,
+        *,
+        channels: int = 256,
+        primary_caps: int = 32,
+        primary_dim: int = 8,
+        class_dim: int = 16,
+        routing: DynamicRouting | None = None,
+        priors: bool = False,
+        decoder: bool = True,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_positive(in_channels=in_channels, num_classes=num_classes, channels=channels)
+        if not isinstance(image_size, int) or image_size < 2 * KERNEL - 1:
+            raise ValueError(
+                f"image_size must be a whole number of at least {2 * KERNEL - 1}, but it is {image_size!r}"
+            )
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_channels, self.num_classes, self.image_size = in_channels, num_classes, image_size
+        self.conv = nn.Conv2d(in_channels, channels, KERNEL, **factory)
+        self.primary = VectorPrimaryCaps(channels, primary_caps, primary_dim, KERNEL, 2, backend=backend, **factory)
+        side = (image_size - 2 * KERNEL + 1) // 2 + 1
+        self.class_caps = VectorCaps(
+            primary_caps * side**2,
+            primary_dim,
+            num_classes,
+            class_dim,
+            routing=routing or DynamicRouting(iterations),
+            priors=priors,
+            backend=backend,
+            **factory,
+        )
+        self.decoder = Decoder(num_classes, class_dim, in_channels, image_size, **factory) if decoder else None
+        self.reset_parameters()
+
+    @classmethod
+    def multi_mnist(cls, **kwargs: Any) -> CapsNet:
+        """The paper's network for two overlapping digits on 36x36: 11.36M parameters."""
+        return cls(1, 10, 36, **kwargs)
+
+    @classmethod
+    def cifar10(cls, **kwargs: Any) -> CapsNet:
+        """The paper's network for 24x24 crops of CIFAR-10: 64 types of primary capsules, and a parent that is none of
+        the above, for what the ten classes do not explain."""
+        return cls(3, 10, 24, **{"primary_caps": 64, "routing": DynamicRouting(none_of_the_above=True)} | kwargs)
+
+    @classmethod
+    def small_norb(cls, **kwargs: Any) -> CapsNet:
+        """The paper's network for 32x32 crops of stereo pairs, with the architecture for MNIST."""
+        return cls(2, 5, 32, **kwargs)
+
+    @classmethod
+    def svhn(cls, **kwargs: Any) -> CapsNet:
+        """The paper's smaller network for 32x32 images of house numbers: 64 channels, 16 types of 6 numbers, 8 for
+        each class."""
+        return cls(3, 10, 32, **{"channels": 64, "primary_caps": 16, "primary_dim": 6, "class_dim": 8} | kwargs)
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
+        assert self.conv.bias is not None
+        nn.init.zeros_(self.conv.bias)
+        self.primary.reset_parameters()
+        self.class_caps.reset_parameters()
+        if self.decoder is not None:
+            self.decoder.reset_parameters()
+
+    def forward(self, images: Tensor) -> Capsules:
+        check_tensor("images", images)
+        check_shape("images", images, ["N", self.in_channels, self.image_size, self.image_size])
+        return self.class_caps(self.primary(self.conv(images).relu()))
+
+    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None, count: int = 1) -> Tensor:
+        """What the decoder draws of ``capsules``: see :class:`Decoder`."""
+        if self.decoder is None:
+            raise RuntimeError("this CapsNet has no decoder; make it with decoder=True")
+        return self.decoder(capsules, labels, count)
+
+
+class Decoder(nn.Module):
+    """Images in [0, 1] from one class capsule at a time: 512 and 1024 units, then one for each pixel.
+
+    All capsules but one are masked out: that of the label in training, otherwise the longest. Labels [N], or no labels
+    and ``count`` 1 -> [N, channels, size, size]. Two digits lie in a picture of MultiMNIST: labels [N, 2], or the two
+    longest capsules with ``count`` 2 -> [N, 2, channels, size, size], each drawn alone.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        channels: int,
+        image_size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_positive(num_classes=num_classes, dim=dim, channels=channels, image_size=image_size)
+        super().__init__()
+        self.num_classes, self.dim, self.channels, self.image_size = num_classes, dim, channels, image_size
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.layers = nn.Sequential(
+            nn.Linear(num_classes * dim, 512, **factory),
+            nn.ReLU(),
+            nn.Linear(512, 1024, **factory),
+            nn.ReLU(),
+            nn.Linear(1024, channels * image_size**2, **factory),
+            nn.Sigmoid(),
+        )
+
+    def reset_parameters(self) -> None:
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+
+    def forward(self, capsules: Capsules, labels: Tensor | None = None, count: int = 1) -> Tensor:
+        poses, activations = capsules
+        check_tensor("poses", poses)
+        check_shape("poses", poses, ["N", self.num_classes, self.dim])
+        check_shape("activations", activations, poses.shape[:2])
+        if labels is None:
+            check_positive(count=count)
+            if count > self.num_classes:
+                raise ValueError(f"count must be at most {self.num_classes}, the classes, but it is {count}")
+            labels = activations.topk(count, dim=1).indices
+            labels = labels[:, 0] if count == 1 else labels
+        _check_classes(labels, len(poses))
+        images = self.layers(self.masked(poses, labels).flatten(-2))
+        return images.unflatten(-1, (self.channels, self.image_size, self.image_size))
+
+    def masked(self, poses: Tensor, labels: Tensor) -> Tensor:
+        """Poses [N, classes, dim] and labels [N] or [N, m] -> [N, classes, dim] or [N, m, classes, dim], zero but for
+        the labelled capsule."""
+        mask = torch.zeros(*labels.shape, self.num_classes, dtype=poses.dtype, device=poses.device)
+        mask = mask.scatter(-1, labels[..., None].long(), 1)[..., None]
+        return mask * (poses if labels.ndim == 1 else poses[:, None])
+
+
+def _check_classes(labels: object, images: int) -> None:
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor, but it is a {type(labels).__name__}")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be whole numbers, but their dtype is {labels.dtype}")
+    if labels.ndim not in (1, 2) or len(labels) != images:
+        raise ValueError(f"labels must have shape [{images}] or [{images}, m], but they have {list(labels.shape)}")
