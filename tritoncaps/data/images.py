@@ -1,0 +1,58 @@
+"""What every data set is in memory: images of bytes, labels, and the factors of variation where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True)
+class ImageSet(Dataset):
+    """``images`` uint8 [N, C, H, W], ``labels`` [N], the ``classes``' names, and ``factors`` [N] such as azimuth."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    factors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index], self.labels[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A whole batch at once: what a DataLoader asks for."""
+        chosen = torch.as_tensor(indices)
+        return self.images[chosen], self.labels[chosen]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def select(self, chosen: Tensor) -> ImageSet:
+        """The images of a mask [N] or of indices."""
+        factors = {name: values[chosen] for name, values in self.factors.items()}
+        return replace(self, images=self.images[chosen], labels=self.labels[chosen], factors=factors)
+
+    def mono(self) -> ImageSet:
+        """The first channel alone."""
+        return replace(self, images=self.images[:, :1])
+
+
+def familiar_views(data: ImageSet, factor: str) -> Tensor:
+    """The mask of the third of all views that networks train on when they are tested on novel ones (Hinton 2018).
+
+    azimuth: 300 to 40 degrees (30, 32, 34, 0, 2, 4 in units of 10 degrees). elevation: the three lowest.
+    """
+    if factor == "azimuth":
+        return torch.isin(data.factors["azimuth"], torch.tensor([30, 32, 34, 0, 2, 4]))
+    if factor == "elevation":
+        return data.factors["elevation"] < 3
+    raise ValueError(f"factor must be 'azimuth' or 'elevation', but it is {factor!r}")

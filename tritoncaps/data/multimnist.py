@@ -1,0 +1,88 @@
+"""MultiMNIST (Sabour 2017): two digits of different classes, each shifted by up to 4 pixels, on top of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tritoncaps.data.idx import load_mnist
+from tritoncaps.data.images import ImageSet
+
+SHIFT = 4
+
+
+class MultiMNIST(Dataset):
+    """``pairs`` images of 36x36 for every digit of MNIST, made when they are asked for; labels are two-hot [N, 10].
+
+    Image i is the same in every run: digit i // pairs, and a partner and shifts drawn from (seed, i).
+    """
+
+    def __init__(self, digits: ImageSet, pairs: int = 1000, seed: int = 0) -> None:
+        self.digits, self.pairs, self.seed = digits, pairs, seed
+        self.classes = digits.classes
+        self.factors: dict[str, Tensor] = {}
+        kinds = range(len(self.classes))
+        self._others = [np.flatnonzero(digits.labels.numpy() != kind) for kind in kinds]
+
+    def __len__(self) -> int:
+        return len(self.digits) * self.pairs
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.digits.shape
+        return channels, height + 2 * SHIFT, width + 2 * SHIFT
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        first, second, labels = self.parts(indices)
+        return (first.int() + second.int()).clamp(max=255).byte(), labels
+
+    def parts(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The two digits of each image, alone, and the two-hot labels."""
+        index = np.asarray(indices, dtype=np.uint64)
+        first = (index // np.uint64(self.pairs)).astype(np.int64)
+        kind = self.digits.labels.numpy()
+        random = [_random(self.seed, index, draw) for draw in range(5)]
+        second = np.empty_like(first)
+        for k, others in enumerate(self._others):
+            chosen = kind[first] == k
+            second[chosen] = others[(random[0][chosen] * len(others)).astype(np.int64)]
+        shifts = (np.stack(random[1:]) * (2 * SHIFT + 1)).astype(np.int64)
+        digits = [self._shifted(member, *shift) for member, shift in ((first, shifts[:2]), (second, shifts[2:]))]
+        labels = torch.zeros(len(index), len(self.classes), dtype=torch.long)
+        for member in (first, second):
+            labels[torch.arange(len(index)), self.digits.labels[member]] = 1
+        return digits[0], digits[1], labels
+
+    def _shifted(self, members: np.ndarray, y: np.ndarray, x: np.ndarray) -> Tensor:
+        """Digits on 36x36, each with its upper left corner at (y, x)."""
+        channels, height, width = self.digits.shape
+        images = torch.zeros(len(members), *self.shape, dtype=torch.uint8)
+        image = np.arange(len(members))[:, None, None, None]
+        rows = y[:, None, None, None] + np.arange(height)[:, None]
+        columns = x[:, None, None, None] + np.arange(width)
+        images[image, np.arange(channels)[:, None, None], rows, columns] = self.digits.images[members]
+        return images
+
+
+def _random(seed: int, index: np.ndarray, draw: int) -> np.ndarray:
+    """Numbers of 0 to 1 that depend on the seed, the index and the draw alone (splitmix64)."""
+    with np.errstate(over="ignore"):
+        z = index * np.uint64(8) + np.uint64(draw) + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
+        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
+
+
+def load_multimnist(split: str, folder: Path, pairs: int = 10) -> MultiMNIST:
+    """600,000 images for training and 100,000 for testing, of MNIST's files; the paper has a hundred times as many."""
+    return MultiMNIST(load_mnist(split, folder), pairs, seed=0 if split == "train" else 1)
