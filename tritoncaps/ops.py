@@ -53,19 +53,16 @@ def em_routing_forward(
     """poses [N, B, L, 4, 4], activations [N, B, L], weight [K, B, C, 4, 4], betas [C], tables as in `Tables` ->
 
     poses [N, P, 16, C], activations [N, P, C]; and, if `save`, what backward needs (else with T = 0):
-    statistics [T, N, P, 34, C] (mean, variance, logit, support) and log_sums [T - 1, N, G, B].
+    statistics [T, N, P, ...], in the backend's own layout, and log_sums [T - 1, N, G, B].
     """
     edges = _edges(poses, activations, weight, tables, competition, backend)
-    options = em_routing.Options(lambdas, variance_floor, mean_data, "all")
-    history, log_sums = em_routing.forward(kernels(backend), edges, widen(beta_u), widen(beta_a), options)
-    mean, activation = history[-1].mean.to(poses.dtype), em_routing.sigmoid(history[-1].logit).to(poses.dtype)
-    statistics, saved_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
-    if save:
-        for row, each in zip(statistics, history, strict=True):
-            torch.cat([each.mean, each.variance, each.logit[:, :, None], each.support[:, :, None]], dim=2, out=row)
-        for row, log_sum in zip(saved_sums, log_sums, strict=True):
-            row.copy_(log_sum)
-    return mean.contiguous(), activation, statistics, saved_sums
+    fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
+    statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas), competition, backend)
+    em_routing.forward(kernels(backend), edges, fits, statistics, log_sums)
+    mean, activation = kernels(backend).outputs(edges, statistics[-1])
+    if not save:
+        statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, 0, competition, backend)
+    return mean.to(poses.dtype), activation.to(poses.dtype), statistics, log_sums
 
 
 @em_routing_forward.register_fake
@@ -84,7 +81,8 @@ def _(
     backend,
 ):
     images, parents, out_caps = poses.shape[0], Tables(*tables).children.shape[0], beta_a.shape[0]
-    statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas) if save else 0, competition)
+    iterations = len(lambdas) if save else 0
+    statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, iterations, competition, backend)
     mean = poses.new_empty(images, parents, POSE, out_caps)
     return mean, poses.new_empty(images, parents, out_caps), statistics, log_sums
 
@@ -113,32 +111,23 @@ def em_routing_backward(
     """Gradients of poses, activations, weight, beta_u, beta_a, as the forward operator takes them; those that are
     not needed come back empty, of size 0."""
     edges = _edges(poses, activations, weight, tables, competition, backend)
-    sections = (POSE, POSE, 1, 1)  # mean, variance, logit, support
-    history = [
-        em_routing.Statistics(mean.contiguous(), variance.contiguous(), logit.squeeze(2), support.squeeze(2))
-        for mean, variance, logit, support in (row.split(sections, dim=2) for row in statistics)
-    ]
-    uniform = em_routing.uniform_log_sum(Tables(*tables), competition, _children(activations), len(beta_u))
+    slopes_shape = kernels(backend).slopes_shape(*grad_activations.shape, statistics.dtype)
+    slopes = statistics.new_empty(len(statistics), *slopes_shape)
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
         kernels(backend),
         edges,
-        widen(beta_u),
-        history,
-        list(log_sums),
-        uniform,
-        em_routing.Options(lambdas, variance_floor, mean_data, gradient),
+        _fits(beta_u, beta_u, lambdas, variance_floor, mean_data),  # gradients do not depend on beta_a
+        em_routing.History(statistics, log_sums, slopes, torch.empty_like(log_sums)),
+        gradient,
         widen(grad_poses),
         widen(grad_activations),
         needs_children,
         needs_weight,
     )
     none = poses.new_empty(0)
-    if grad_children is not None and grad_child_activations is not None:
-        grad_children = rearrange(grad_children, "n l (i j) b -> n b l i j", i=4).to(poses.dtype)
-        grad_child_activations = rearrange(grad_child_activations, "n l b -> n b l").to(activations.dtype)
     return (
-        none if grad_children is None else grad_children,
-        none.clone() if grad_child_activations is None else grad_child_activations,
+        none if grad_children is None else grad_children.to(poses.dtype),
+        none.clone() if grad_child_activations is None else grad_child_activations.to(activations.dtype),
         none.clone() if grad_weight is None else grad_weight.to(weight.dtype),
         grad_beta_u.to(beta_u.dtype),
         grad_beta_a.to(beta_u.dtype),
@@ -167,7 +156,10 @@ def _(
 ):
     images, in_caps, locations = activations.shape
     none = poses.new_empty(0)
-    grad_children = rearrange(poses.new_empty(images, locations, 4, 4, in_caps), "n l i j b -> n b l i j")
+    if backend == "cpu":
+        grad_children = rearrange(poses.new_empty(images, locations, in_caps, 4, 4), "n l b i j -> n b l i j")
+    else:
+        grad_children = rearrange(poses.new_empty(images, locations, 4, 4, in_caps), "n l i j b -> n b l i j")
     grad_child_activations = rearrange(activations.new_empty(images, locations, in_caps), "n l b -> n b l")
     return (
         grad_children if needs_children else none,
@@ -230,16 +222,18 @@ def _edges(
     backend: str,
 ) -> Any:
     """The backend's own form of the inputs, from [N, B, L, 4, 4] and [N, B, L]."""
-    poses, activations = _children(poses.flatten(3)), _children(activations)
+    poses, activations = widen(poses.flatten(3)), widen(activations)
     # a silent child is ignored, even if its pose is inf or nan; on a CPU, one sum tells that there is none of these
     if poses.device.type != "cpu" or not poses.sum().isfinite():
-        poses = poses.masked_fill((activations == 0)[:, :, None] & ~poses.isfinite(), 0)
-    return kernels(backend).edges(poses, activations, widen(weight).contiguous(), Tables(*tables), competition)
+        poses = poses.masked_fill((activations == 0)[..., None] & ~poses.isfinite(), 0)
+    return kernels(backend).edges(poses, activations, widen(weight), Tables(*tables), competition)
 
 
-def _children(x: Tensor) -> Tensor:
-    """[N, B, L] -> [N, L, B], [N, B, L, 16] -> [N, L, 16, B]: types fastest, as kernels read them."""
-    return widen(x).movedim(1, -1).contiguous()
+def _fits(
+    beta_u: Tensor, beta_a: Tensor, lambdas: Sequence[float], variance_floor: float, mean_data: float
+) -> list[em_routing.Fit]:
+    """An M-step for each iteration."""
+    return [em_routing.Fit(widen(beta_u), widen(beta_a), x, variance_floor, mean_data) for x in lambdas]
 
 
 def _empty_saved(
@@ -249,10 +243,13 @@ def _empty_saved(
     tables: Sequence[Tensor],
     iterations: int,
     competition: str,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
+    """Statistics and log_sums of so many iterations."""
     images, in_caps, locations = activations.shape
     parents, slots = Tables(*tables).children.shape
     dtype = torch.promote_types(poses.dtype, torch.float32)
     groups = locations if competition == "global" else parents * slots
-    statistics = poses.new_empty(iterations, images, parents, 2 * POSE + 2, beta_a.shape[0], dtype=dtype)
+    shape = kernels(backend).statistics_shape(images, parents, beta_a.shape[0], dtype)
+    statistics = poses.new_empty(iterations, *shape, dtype=dtype)
     return statistics, poses.new_empty(max(iterations - 1, 0), images, groups, in_caps, dtype=dtype)

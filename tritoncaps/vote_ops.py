@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.em_routing import Statistics
 from tritoncaps.reference import widen
 from tritoncaps.routing_map import Tables
 
@@ -152,7 +151,7 @@ def m_step_backward(
         assignments.contiguous(),
         activations.contiguous(),
         widen(beta_u),
-        Statistics(*statistics),
+        statistics,
         Tables(*tables),
         inverse_temperature,
         variance_floor,

@@ -4,10 +4,10 @@ The functions are those that `kernels.em_routing` asks of a backend. Numba is im
 importing this package costs nothing.
 
     layout.py       the arrays that kernels read
-    packing.py      how parents' tensors become such arrays
     simd.py         vectors and micro-kernels for Numba
     votes.py        the micro-kernels: what is computed for one vote
-    parent_view.py  moments
+    parents.py      the micro-kernels of parents: what an M-step makes of moments, and its gradients
+    parent_view.py  moments, M-steps and their slopes
     child_view.py   log_sum and the gradient of the assignments
     gradient.py     the last sweep of the backward pass: gradients of poses, activations and weight
     workspace.py    memory that is reused from call to call
@@ -20,33 +20,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tritoncaps.kernels.cpu.child_view import child_assignment_gradient, child_log_sum
-    from tritoncaps.kernels.cpu.gradient import child_and_weight_gradient, child_gradient, weight_gradient
-    from tritoncaps.kernels.cpu.layout import edges
-    from tritoncaps.kernels.cpu.parent_view import parent_gradient_moments, parent_moments
+    from tritoncaps.kernels.cpu.gradient import child_and_weight_gradient
+    from tritoncaps.kernels.cpu.layout import edges, slopes_shape, statistics_shape
+    from tritoncaps.kernels.cpu.parent_view import beta_gradients, m_step, output_slopes, outputs, slopes_before
     from tritoncaps.kernels.cpu.threads import torch_in_one_thread
 
 _MODULE_OF = {
-    "edges": "layout",
-    "parent_moments": "parent_view",
-    "parent_gradient_moments": "parent_view",
-    "child_log_sum": "child_view",
-    "child_assignment_gradient": "child_view",
-    "child_gradient": "gradient",
-    "weight_gradient": "gradient",
+    "beta_gradients": "parent_view",
     "child_and_weight_gradient": "gradient",
+    "child_assignment_gradient": "child_view",
+    "child_log_sum": "child_view",
+    "edges": "layout",
+    "m_step": "parent_view",
+    "output_slopes": "parent_view",
+    "outputs": "parent_view",
+    "slopes_before": "parent_view",
+    "slopes_shape": "layout",
+    "statistics_shape": "layout",
     "torch_in_one_thread": "threads",
 }
 
 __all__ = [
+    "beta_gradients",
     "child_and_weight_gradient",
     "child_assignment_gradient",
-    "child_gradient",
     "child_log_sum",
     "edges",
-    "parent_gradient_moments",
-    "parent_moments",
+    "m_step",
+    "output_slopes",
+    "outputs",
+    "slopes_before",
+    "slopes_shape",
+    "statistics_shape",
     "torch_in_one_thread",
-    "weight_gradient",
 ]
 
 

@@ -12,15 +12,12 @@ in its images' part of dW. The parts, whose number does not depend on threads, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Row, array
-from tritoncaps.kernels.cpu.packing import pack_iterations
+from tritoncaps.kernels.cpu.layout import Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import num_threads, run
 from tritoncaps.kernels.cpu.votes import (
@@ -42,97 +39,68 @@ from tritoncaps.kernels.cpu.votes import (
     set_uniform_vote_gradient_4,
 )
 from tritoncaps.kernels.cpu.workspace import scratch
-from tritoncaps.kernels.em_routing import Iteration
+from tritoncaps.kernels.em_routing import History
 
 TYPES = 16  # child types of a task, at most: the more, the less often parents are read
+TOGETHER = 2  # parents that take their votes from a slot together: their weights are in the first-level cache
 PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
-ITERATION = Row.ITERATION
+STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
 
-# What the assignments of an iteration are: all equal, constants, or functions of the iteration before.
-UNIFORM, CONSTANT, VARIABLE = 0, 1, 2
-_VARIABLE = {UNIFORM: (0.0, 1.0), CONSTANT: (0.0, 1.0), VARIABLE: (2.0, 0.0)}  # for `votes.assign_1`
+# Rows of a task's memory, for four votes: d, dV, sum_j R G, and of one iteration quadratic form, polynomial, r and g.
+D, DV, SUMS, QUADRATIC, POLYNOMIAL, R, G, WORK = 0, 64, 128, 132, 136, 140, 144, 148
+
+# Assignments that are constants, or functions of the iteration before; for `votes.assign_1`.
+CONSTANT, VARIABLE = (0.0, 1.0), (2.0, 0.0)
 
 
 def child_and_weight_gradient(
-    edges: Edges, iterations: Sequence[Iteration], needs_children: bool = True, needs_weight: bool = True
+    edges: Edges, history: History, since: int, needs_children: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dL/dM [N, L, 16, B], dL/da [N, L, B] and dL/dW [K, B, C, 4, 4]; None where not needed."""
-    dtype = iterations[0].A.dtype
+    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4]; None where not needed."""
+    dtype = history.statistics.dtype
     N, L, B = edges.images, edges.children_count, edges.child_types
     children = (N, L, B) if needs_children else (0, 0, 0)
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.zeros(children, dtype=dtype)
-    kinds = [_kind(i) for i in iterations]
     parts = _parts_of_images(edges) if needs_weight else N
     types = TYPES
     while types > 4 and parts * -(-B // types) < 2 * num_threads():
         types //= 2
     sizes = (parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes)
     dW = scratch("weight gradient", sizes, dtype).zero_()
+    history.da[:since].zero_()  # not computed where assignments are constants
     run(
         _gradient_kernel,
         parts * -(-B // types),
         edges,
         parts,
         types,
+        since,
+        len(history.statistics),
         array(dM),
         array(da),
         array(dW),
-        array(pack_iterations(edges, iterations)),
-        array(torch.stack([i.log_sum if k else _share(i.log_sum) for i, k in zip(iterations, kinds, strict=True)])),
-        array(torch.stack([i.log_sum if i.da is None else i.da for i in iterations])),
-        np.array(kinds),
-        np.array(_same_mean(iterations)),
-        array(torch.tensor([_VARIABLE[k] for k in kinds], dtype=dtype)),
+        *map(array, history),
+        array(torch.tensor([*CONSTANT, *VARIABLE], dtype=dtype)),
         needs_children,
         needs_weight,
     )
     grad_poses = grad_activations = grad_weight = None
     if needs_children:
-        grad_poses = dM.transpose(2, 3)
-        grad_activations = da
-        for iteration in iterations:
-            if iteration.da is not None:
-                grad_activations = grad_activations + _of_children(edges, iteration.da)
+        for of_groups in history.da[since:]:
+            da += _of_children(edges, of_groups)
+        grad_poses, grad_activations = dM.unflatten(3, (4, 4)).transpose(1, 2), da.transpose(1, 2)
     if needs_weight:
         grad_weight = dW.sum(dim=0).permute(0, 2, 1, 4, 3).flatten(2, 3)[:, :, : edges.parent_types]
         grad_weight = grad_weight.unflatten(3, (4, 4)).contiguous()
     return grad_poses, grad_activations, grad_weight
 
 
-def child_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor | None, Tensor | None]:
-    """dL/dM [N, L, 16, B] and dL/da [N, L, B]."""
-    return child_and_weight_gradient(edges, iterations, needs_weight=False)[:2]
-
-
-def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor | None:
-    """dL/dW [K, B, C, 4, 4]."""
-    return child_and_weight_gradient(edges, iterations, needs_children=False)[2]
-
-
 def _parts_of_images(edges: Edges) -> int:
     """In how many parts dW is summed. Depends on sizes only, because it decides the order of the sum over images."""
     affordable = max(1, PARTS_BYTES // max(1, edges.weight.nbytes))
     return min(edges.images, affordable, -(-PARTS_TIMES_TYPES // edges.child_types))
-
-
-def _same_mean(iterations: Sequence[Iteration]) -> list[bool]:
-    """Has the next iteration (the one before in time) the same mean? The first two in time have."""
-    following = [*iterations[1:], None]
-    return [x is not None and i.gaussian.mean is x.gaussian.mean for i, x in zip(iterations, following, strict=True)]
-
-
-def _share(log_sum: Tensor) -> Tensor:
-    """exp(-log_sum), by NumPy: torch's exp depends on where in an array a number stands."""
-    return torch.from_numpy(np.exp(-log_sum.numpy()))
-
-
-def _kind(iteration: Iteration) -> int:
-    if iteration.da is not None:
-        return VARIABLE
-    gaussian = iteration.gaussian
-    return CONSTANT if gaussian.precision.any() or gaussian.constant.any() else UNIFORM
 
 
 def _of_children(edges: Edges, of_groups: Tensor) -> Tensor:
@@ -147,98 +115,133 @@ def _of_children(edges: Edges, of_groups: Tensor) -> Tensor:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, parts, types, dM, da, dW, iterations, log_sum, slope, kinds, same_mean, variable,
+    counter, tasks, e, parts, types, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, variable,
     needs_children, needs_weight,
 ):  # fmt: skip
     """dM [N, L, B, 16], da [N, L, B], dW [parts, K, blocks, B, 16, lanes], all zero at first, from
 
-    iterations [T, N, P, blocks, 82, lanes], log_sum (or the share, for uniform assignments) and slope (da of the
-    iteration) [T, N, G, B], kinds [T], same_mean [T] and variable [T, 2].
+    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums and mean_slopes (da of an
+    iteration) [T - 1, N, G, B], and variable [2, 2].
     """
-    B, S, P, lanes, vote = e.child_types, e.slots, e.parents_count, e.lanes, 16 * e.lanes
-    d = np.empty(4 * vote, e.poses.dtype)
-    dv = np.empty(4 * vote, e.poses.dtype)
-    quadratic = np.empty(4 * lanes, e.poses.dtype)
-    polynomial = np.empty(4 * lanes, e.poses.dtype)
-    r = np.empty(4 * lanes, e.poses.dtype)
-    g = np.empty(4 * lanes, e.poses.dtype)
-    sum_da = np.empty(4 * lanes, e.poses.dtype)
+    work = np.empty(WORK * e.lanes, e.poses.dtype)
     task = next_task(counter)
     while task < tasks:
         first, part = task // parts * types, task % parts
-        last = min(first + types, B)
-        images = e.images * part // parts, e.images * (part + 1) // parts
-        for parent in range(images[0] * P * e.blocks, images[1] * P * e.blocks):
-            n, p, block = parent // (P * e.blocks), parent // e.blocks % P, parent % e.blocks
-            for s in range(S):
-                c = e.children[p * S + s]
-                if c < 0:
-                    continue
-                for b in range(first, last, 4):
-                    count = min(4, last - b)
-                    child = (n * e.children_count + c) * B + b
-                    weight = ((e.weight_of[s] * e.blocks + block) * B + b) * vote
-                    for j in range(count):
-                        clear_1(sum_da, j * lanes)
-                        if kinds[-1] != UNIFORM:
-                            clear_16(dv, j * vote)
-                    for t in range(len(kinds) - 1, -1, -1):
-                        rows = (t * e.images * P * e.blocks + parent) * ITERATION * lanes
-                        group = ((t * e.images + n) * e.groups + e.group_of[p * S + s]) * B + b
-                        if not same_mean[t]:
-                            for j in range(count):
-                                deviations(
-                                    d, j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote,
-                                    e.offset, 4 * s, iterations, rows,
-                                )  # fmt: skip
-                        clear_4(quadratic, 0)
-                        clear_4(polynomial, 0)
-                        if kinds[t] == UNIFORM:
-                            for h in range(0, vote, 4 * lanes):
-                                if count == 4:
-                                    set_uniform_vote_gradient_4(
-                                        dv, h, polynomial, 0, d, h, iterations, rows + h,
-                                        log_sum, group, e.activations, child,
-                                    )  # fmt: skip
-                                else:
-                                    for j in range(count):
-                                        set_uniform_vote_gradient_1(
-                                            dv, j * vote + h, polynomial, j * lanes, d, j * vote + h,
-                                            iterations, rows + h, log_sum, group + j, e.activations, child + j,
-                                        )  # fmt: skip
-                            for j in range(count):
-                                add_uniform_assignment_gradient_1(
-                                    sum_da, j * lanes, polynomial, j * lanes, iterations, rows, log_sum, group + j
-                                )
-                        elif count == 4:
-                            for h in range(0, vote, 4 * lanes):
-                                add_likelihood_and_gradient_4(quadratic, 0, polynomial, 0, d, h, iterations, rows + h)
-                            assign_4(
-                                r, 0, g, 0, sum_da, 0, quadratic, 0, polynomial, 0, iterations, rows,
-                                log_sum, group, slope, group, e.activations, child, variable, 2 * t,
+        last = min(first + types, e.child_types)
+        begin = e.images * part // parts * e.parents_count
+        end = e.images * (part + 1) // parts * e.parents_count
+        for block in range(e.blocks):
+            for parent in range(begin, end, TOGETHER):
+                for s in range(e.slots):
+                    for q in range(parent, min(parent + TOGETHER, end)):
+                        c = e.children[q % e.parents_count * e.slots + s]
+                        for b in range(first, last if c >= 0 else first, 4):
+                            count = min(4, last - b)
+                            child = (q // e.parents_count * e.children_count + c) * e.child_types + b
+                            _vote_gradient(
+                                e, since, T, q, s, block, b, count, child, work,
+                                statistics, log_sums, slopes, mean_slopes, variable,
                             )  # fmt: skip
-                            for h in range(0, vote, 4 * lanes):
-                                add_vote_gradient_4(dv, h, d, h, r, 0, g, 0, iterations, rows + h)
-                        else:
-                            for j in range(count):
-                                row = j * lanes
-                                for h in range(0, vote, 4 * lanes):
-                                    add_likelihood_and_gradient_1(
-                                        quadratic, row, polynomial, row, d, j * vote + h, iterations, rows + h
-                                    )
-                                assign_1(
-                                    r, row, g, row, sum_da, row, quadratic, row, polynomial, row, iterations, rows,
-                                    log_sum, group + j, slope, group + j, e.activations, child + j, variable, 2 * t,
-                                )  # fmt: skip
-                                for h in range(0, vote, 4 * lanes):
-                                    at = j * vote + h
-                                    add_vote_gradient_1(dv, at, d, at, r, row, g, row, iterations, rows + h)
-                    if needs_children:
-                        for j in range(count):
-                            add_pose_gradient(dM, (child + j) * 16, dv, j * vote, e.weight, weight + j * vote)
-                            add_lanes_1(da, child + j, sum_da, j * lanes)
-                    if needs_weight:
-                        at = part * e.weights * e.blocks * B * vote + weight
-                        for j in range(count):
-                            add_weight_gradient(dW, at + j * vote, dv, j * vote, e.poses, (child + j) * 16)
+                            if needs_children:
+                                _add_to_children(e, s, block, b, count, child, work, dM, da)
+                            if needs_weight:
+                                _add_to_weight(e, part, s, block, b, count, child, work, dW)
         task = next_task(counter)
+
+
+@kernel
+def _vote_gradient(  # type: ignore[no-untyped-def]
+    e, since, T, parent, s, block, b, count, child, work, statistics, log_sums, slopes, mean_slopes, variable
+):
+    """dV and sum R G, in `work`, of the votes of up to four child types for a block of parent types."""
+    B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
+    d, dv, sums = D * lanes, DV * lanes, SUMS * lanes
+    quadratic, polynomial, r, g = QUADRATIC * lanes, POLYNOMIAL * lanes, R * lanes, G * lanes
+    n, p = parent // e.parents_count, parent % e.parents_count
+    group = e.group_of[p * e.slots + s]
+    weight = ((e.weight_of[s] * e.blocks + block) * B + b) * vote
+    parents = e.images * e.parents_count
+    for j in range(count):
+        clear_1(work, sums + j * lanes)
+        if since > 0:
+            clear_16(work, dv + j * vote)
+    for t in range(since, T):
+        before = ((max(t - 1, 0) * parents + parent) * e.blocks + block) * STATISTICS * lanes
+        slope = ((t * parents + parent) * e.blocks + block) * SLOPES * lanes
+        if t != 1 or since == 1:  # the first two iterations have the same d
+            for j in range(count):
+                deviations(
+                    work, d + j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote, e.offset, 4 * s,
+                    statistics, before,
+                )  # fmt: skip
+        clear_4(work, quadratic)
+        clear_4(work, polynomial)
+        if t == 0:
+            for h in range(0, vote, 4 * lanes):
+                if count == 4:
+                    set_uniform_vote_gradient_4(
+                        work, dv + h, work, polynomial, work, d + h, slopes, slope + h,
+                        e.share, group, e.activations, child,
+                    )  # fmt: skip
+                else:
+                    for j in range(count):
+                        set_uniform_vote_gradient_1(
+                            work, dv + j * vote + h, work, polynomial + j * lanes, work, d + j * vote + h,
+                            slopes, slope + h, e.share, group, e.activations, child + j,
+                        )  # fmt: skip
+            for j in range(count):
+                row = j * lanes
+                add_uniform_assignment_gradient_1(
+                    work, sums + row, work, polynomial + row, slopes, slope, e.share, group
+                )
+            continue
+        i = (((t - 1) * e.images + n) * e.groups + group) * B + b
+        kind = 2 if t > since else 0  # of `variable`
+        if count == 4:
+            for h in range(0, vote, 4 * lanes):
+                add_likelihood_and_gradient_4(
+                    work, quadratic, work, polynomial, work, d + h, statistics, before + h, slopes, slope + h
+                )
+            assign_4(
+                work, r, work, g, work, sums, work, quadratic, work, polynomial, statistics, before, slopes, slope,
+                log_sums, i, mean_slopes, i, e.activations, child, variable, kind,
+            )  # fmt: skip
+            for h in range(0, vote, 4 * lanes):
+                add_vote_gradient_4(
+                    work, dv + h, work, d + h, work, r, work, g, statistics, before + h, slopes, slope + h
+                )
+            continue
+        for j in range(count):
+            row = j * lanes
+            for h in range(0, vote, 4 * lanes):
+                add_likelihood_and_gradient_1(
+                    work, quadratic + row, work, polynomial + row, work, d + j * vote + h,
+                    statistics, before + h, slopes, slope + h,
+                )  # fmt: skip
+            assign_1(
+                work, r + row, work, g + row, work, sums + row, work, quadratic + row, work, polynomial + row,
+                statistics, before, slopes, slope,
+                log_sums, i + j, mean_slopes, i + j, e.activations, child + j, variable, kind,
+            )  # fmt: skip
+            for h in range(0, vote, 4 * lanes):
+                at = j * vote + h
+                add_vote_gradient_1(
+                    work, dv + at, work, d + at, work, r + row, work, g + row, statistics, before + h, slopes, slope + h
+                )
+
+
+@kernel
+def _add_to_children(e, s, block, b, count, child, work, dM, da):  # type: ignore[no-untyped-def]
+    lanes, vote = e.lanes, 16 * e.lanes
+    weight = ((e.weight_of[s] * e.blocks + block) * e.child_types + b) * vote
+    for j in range(count):
+        add_pose_gradient(dM, (child + j) * 16, work, DV * lanes + j * vote, e.weight, weight + j * vote)
+        add_lanes_1(da, child + j, work, (SUMS + j) * lanes)
+
+
+@kernel
+def _add_to_weight(e, part, s, block, b, count, child, work, dW):  # type: ignore[no-untyped-def]
+    lanes, vote = e.lanes, 16 * e.lanes
+    weight = (((part * e.weights + e.weight_of[s]) * e.blocks + block) * e.child_types + b) * vote
+    for j in range(count):
+        add_weight_gradient(dW, weight + j * vote, work, DV * lanes + j * vote, e.poses, (child + j) * 16)

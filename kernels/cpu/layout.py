@@ -3,8 +3,8 @@
 Vectors run along parent types. The C parent types make `blocks` vectors of `lanes`; the last is filled up with
 types that nobody votes for: weights zero and a log-likelihood that exp makes zero.
 
-A parent's numbers for one block are consecutive rows of `lanes` (`Row` says which), so that a kernel reaches all
-of them from one address.
+A parent's numbers for one block are consecutive rows of `lanes`, so that a kernel reaches all of them from one
+address. `Statistic`, `Slope` and `Moment` say which row is what.
 """
 
 from __future__ import annotations
@@ -17,32 +17,62 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.workspace import scratch
+from tritoncaps.kernels.em_routing import Fit
+from tritoncaps.reference import least_support
 from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
 
 
-class Row:
-    """Rows of a parent's block. A Gaussian has the first 33, an iteration of the backward pass all 82."""
+class Statistic:
+    """Rows of what an M-step leaves behind; l = constant - sum_h precision_h (V_h - mean_h)^2."""
 
     MINUS_MEAN = 0
-    PRECISION = 16
-    CONSTANT = 32
-    LINEAR = 33  # B of `Iteration`
-    TWICE_SQUARE = 49  # 2 C of `Iteration`
-    OFFSET = 65  # A of `Iteration`
-    SHIFT = 66  # from d = V - mean to e, the deviation from the mean that the M-step found
-    GAUSSIAN = 33
-    ITERATION = 82
+    PRECISION = 16  # 1 / (2 variance)
+    CONSTANT = 32  # log a - 1/2 sum_h log(2 pi variance_h)
+    LOGIT = 33
+    SUPPORT = 34
+    LOG_VARIANCE = 35  # sum_h log(variance_h)
+    ROWS = 36
+
+
+class Slope:
+    """Rows of an M-step's slopes, as `kernels.em_routing.Iteration` names them, and what they give to the betas."""
+
+    LINEAR = 0  # B
+    TWICE_SQUARE = 16  # 2 C
+    SHIFT = 32  # mean before - mean
+    OFFSET = 48  # A
+    BETA_U = 49
+    BETA_A = 50
+    ROWS = 51
 
 
 class Moment:
-    """Rows of a parent's moments."""
+    """Rows of a parent's moments; or of the gradients of its logit, mean and variance."""
 
     TOTAL = 0
     FIRST = 1
     SECOND = 17
     ROWS = 33
+
+
+class Beta:
+    """Rows of what a block's types know of themselves."""
+
+    U = 0
+    A = 1
+    EXISTS = 2  # 0 for the types that fill up the last block
+    ROWS = 3
+
+
+class Number:
+    """The numbers of a `Fit`, in an array of the call's dtype."""
+
+    INVERSE_TEMPERATURE = 0
+    VARIANCE_FLOOR = 1
+    MEAN_DATA = 2
+    LEAST_SUPPORT = 3
 
 
 class Edges(NamedTuple):
@@ -57,6 +87,7 @@ class Edges(NamedTuple):
     group_of: NDArray  # int32 [P, S]: the group of competing parents that an edge belongs to
     group_start: NDArray  # int32 [G + 1]: group g has the edges group_edge[start[g]:start[g + 1]]
     group_edge: NDArray  # int32 [E]: p * S + s
+    share: NDArray  # [G]: R of the first iteration, one over the number of parents that compete in a group
     local: bool  # is competition local?
     images: int
     children_count: int  # L
@@ -71,18 +102,17 @@ class Edges(NamedTuple):
 
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Edges:
-    """Pack poses [N, L, 16, B], activations [N, L, B] and weight [K, B, C, 4, 4] (of any strides)."""
-    images, locations, _, child_types = poses.shape
+    """Pack poses [N, B, L, 16], activations [N, B, L] and weight [K, B, C, 4, 4], of any strides."""
+    images, child_types, locations, _ = poses.shape
     weights, _, parent_types = weight.shape[:3]
     parents, slots = tables.children.shape
-    lanes = VECTOR_BYTES // poses.element_size()
-    blocks = -(-parent_types // lanes)
+    lanes, blocks = vectors(parent_types, poses.dtype)
     group_of, group_start, group_edge = _groups(tables, competition)
     packed = F.pad(weight.flatten(3), (0, 0, 0, blocks * lanes - parent_types))  # [K, B, blocks * lanes, 16]
     packed = packed.unflatten(2, (blocks, lanes)).permute(0, 2, 1, 4, 3)
     return Edges(
-        poses=array(_copied("poses", poses.transpose(2, 3))),
-        activations=array(activations),
+        poses=array(_copied("poses", poses.transpose(1, 2))),
+        activations=array(_copied("activations", activations.transpose(1, 2))),
         weight=array(_copied("weight", packed)),
         children=array(tables.children),
         weight_of=array(tables.weight_of),
@@ -90,6 +120,7 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         group_of=array(group_of),
         group_start=array(group_start),
         group_edge=array(group_edge),
+        share=array(1 / (group_start.diff() * parent_types).clamp(min=1).to(poses.dtype)),
         local=competition == "local",
         images=images,
         children_count=locations,
@@ -102,6 +133,42 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         blocks=blocks,
         lanes=lanes,
     )
+
+
+def vectors(parent_types: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Lanes of a vector, and the number of vectors that hold all parent types."""
+    lanes = VECTOR_BYTES // dtype.itemsize
+    return lanes, -(-parent_types // lanes)
+
+
+def statistics_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
+    lanes, blocks = vectors(types, dtype)
+    return images, parents, blocks, Statistic.ROWS, lanes
+
+
+def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
+    lanes, blocks = vectors(types, dtype)
+    return images, parents, blocks, Slope.ROWS, lanes
+
+
+def betas(edges: Edges, fit: Fit) -> NDArray:
+    """[blocks, Beta.ROWS, lanes]."""
+    rows = torch.stack([fit.beta_u, fit.beta_a, torch.ones_like(fit.beta_u)])
+    rows = F.pad(rows, (0, edges.blocks * edges.lanes - edges.parent_types))
+    return array(rows.unflatten(1, (edges.blocks, edges.lanes)).transpose(0, 1))
+
+
+def numbers(fit: Fit) -> NDArray:
+    """[4], see `Number`."""
+    dtype = fit.beta_u.dtype
+    return array(
+        torch.tensor([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least_support(dtype)], dtype=dtype)
+    )
+
+
+def array(x: Tensor) -> Any:
+    """The numbers of a tensor as a flat NumPy array; a copy only if x is not contiguous."""
+    return x.detach().reshape(-1).numpy()
 
 
 def _copied(name: str, x: Tensor) -> Tensor:
@@ -117,8 +184,3 @@ def _groups(tables: Tables, competition: str) -> tuple[Tensor, Tensor, Tensor]:
     group_of = torch.arange(len(exists), dtype=torch.int32)
     group_start = F.pad(exists.cumsum(0), (1, 0)).int()
     return group_of, group_start, group_of[exists]
-
-
-def array(x: Tensor) -> Any:
-    """The numbers of a tensor as a flat NumPy array; a copy only if x is not contiguous."""
-    return x.detach().reshape(-1).numpy()

@@ -1,9 +1,10 @@
-"""The parent view: moments of the deviations of a parent's votes.
+"""The parent view: moments of the deviations of a parent's votes, and what an M-step makes of them.
 
     total = sum_i w_ij      first = sum_i w_ij d_ij      second = sum_i w_ij d_ij^2      d_ij = V_ij - centre_j
 
 with weights r_ij = R_ij a_i in the forward pass and dl_ij in the backward pass. A task owns a block of parent
-types of some parents. Blocks change slowest, because a block's weights fit into the second-level cache. The
+types of some parents. Blocks change slowest, because a block's weights fit into the second-level cache; and some
+parents take their votes from a slot together, because the weights of a slot fit into the first-level cache. The
 votes of four children at a time stand in a scratch array of 2 KiB.
 """
 
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.layout import Edges, Moment, Row, array
-from tritoncaps.kernels.cpu.packing import pack_gaussian, pack_iterations, unpack
+from tritoncaps.kernels.cpu.layout import Beta, Edges, Moment, Slope, Statistic, array, betas, numbers
+from tritoncaps.kernels.cpu.parents import activation, activation_backward, fit, fit_backward, likelihood_backward
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
@@ -38,52 +39,76 @@ from tritoncaps.kernels.cpu.votes import (
     weights_1,
     weights_4,
 )
-from tritoncaps.kernels.cpu.workspace import scratch
-from tritoncaps.kernels.em_routing import Gaussian, Iteration, Moments
+from tritoncaps.kernels.em_routing import Fit, History
 
 CHUNKS = 16  # of parents, for each block of types
+TOGETHER = 4  # parents that take their votes from a slot together
 SLOTS_AT_A_TIME = 32  # partial sums of so many slots, so that rounding errors do not grow with all slots
 
-MOMENTS = Moment.ROWS
-GAUSSIAN = Row.GAUSSIAN
-ITERATION = Row.ITERATION
+STATISTICS, SLOPES, MOMENTS, BETAS = Statistic.ROWS, Slope.ROWS, Moment.ROWS, Beta.ROWS
+TOTAL, FIRST = Moment.TOTAL, Moment.FIRST
+MINUS_MEAN = Statistic.MINUS_MEAN
+
+DEVIATIONS = 64  # rows of four votes
+WORK = DEVIATIONS + 12  # and their likelihoods, slopes G and weights
+
+# the weights of moments: share a_i, r_ij, or dl_ij
+UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 
 
-def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | None) -> Moments:
-    """Moments with the weights r_ij; the first iteration has no Gaussian yet and shares children equally."""
-    if gaussian is None:
-        return _uniform_moments(edges)
-    dtype = gaussian.mean.dtype
-    moments, correction = _rows("moments", edges, dtype, MOMENTS), _rows("centre", edges, dtype, 16)
-    rows = array(pack_gaussian(edges, gaussian))
-    _run(_moments_kernel, edges, array(moments), array(correction), rows, array(log_sum))
-    return _unpack_moments(edges, moments, gaussian.mean - unpack(edges, correction))
+def m_step(edges: Edges, fit: Fit, before: Tensor | None, log_sum: Tensor | None, out: Tensor) -> None:
+    """Statistics [N, P, blocks, 36, lanes] of the votes; the first M-step, with nothing before, shares equally."""
+    if before is None:
+        _run(_first_m_step_kernel, edges, array(out), betas(edges, fit), numbers(fit))
+    else:
+        _run(_m_step_kernel, edges, array(out), array(before), array(log_sum), betas(edges, fit), numbers(fit))
 
 
-def parent_gradient_moments(edges: Edges, iteration: Iteration) -> Moments:
-    """Moments with the weights dl_ij."""
-    moments = _rows("moments", edges, iteration.A.dtype, MOMENTS)
-    rows = array(pack_iterations(edges, [iteration]))
-    _run(_gradient_moments_kernel, edges, array(moments), rows, array(iteration.log_sum), array(iteration.da))
-    return _unpack_moments(edges, moments, iteration.gaussian.mean)
+def outputs(edges: Edges, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """Poses [N, P, 16, C] and activations [N, P, C]."""
+    sizes = edges.images, edges.parents_count
+    poses = torch.empty(*sizes, 16, edges.parent_types, dtype=statistics.dtype)
+    activations = torch.empty(*sizes, edges.parent_types, dtype=statistics.dtype)
+    _run(_outputs_kernel, edges, array(poses), array(activations), array(statistics))
+    return poses, activations
 
 
-def _uniform_moments(edges: Edges) -> Moments:
-    dtype = torch.from_numpy(edges.activations).dtype
-    moments, minus_centre = _rows("moments", edges, dtype, MOMENTS), _rows("centre", edges, dtype, 16)
-    competitors = torch.from_numpy(edges.group_start).diff() * edges.parent_types
-    share = 1 / competitors.clamp(min=1).to(dtype)
-    _run(_uniform_moments_kernel, edges, array(moments), array(minus_centre), array(share))
-    return _unpack_moments(edges, moments, -unpack(edges, minus_centre))
+def output_slopes(edges: Edges, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+    """Slopes [N, P, blocks, 51, lanes] of the last M-step."""
+    _run(
+        _output_slopes_kernel,
+        edges,
+        array(history.slopes[-1]),
+        array(grad_poses),
+        array(grad_activations),
+        array(history.statistics[-1]),
+        array(history.statistics[-2:][0]),
+        betas(edges, fit),
+        numbers(fit),
+    )
 
 
-def _rows(name: str, edges: Edges, dtype: torch.dtype, rows: int) -> Tensor:
-    return scratch(name, (edges.images, edges.parents_count, edges.blocks, rows, edges.lanes), dtype)
+def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
+    """Slopes [N, P, blocks, 51, lanes] of iteration t - 1, from the moments of dl of iteration t."""
+    _run(
+        _slopes_before_kernel,
+        edges,
+        array(history.slopes[t - 1]),
+        array(history.statistics[t - 1]),
+        array(history.slopes[t]),
+        array(history.log_sums[t - 1]),
+        array(history.da[t - 1]),
+        array(history.statistics[max(t - 2, 0)]),
+        betas(edges, fit),
+        numbers(fit),
+    )
 
 
-def _unpack_moments(edges: Edges, moments: Tensor, centre: Tensor) -> Moments:
-    rows = unpack(edges, moments)
-    return Moments(rows[:, :, 0], rows[:, :, Moment.FIRST : Moment.SECOND], rows[:, :, Moment.SECOND :], centre)
+def beta_gradients(edges: Edges, history: History, since: int) -> tuple[Tensor, Tensor]:
+    """dL/dbeta_u and dL/dbeta_a, [C]."""
+    slopes, C = history.slopes[since:], edges.parent_types
+    beta_u, beta_a = (slopes[..., row, :].sum(dim=(0, 1, 2)).flatten()[:C] for row in (Slope.BETA_U, Slope.BETA_A))
+    return beta_u, beta_a
 
 
 def _run(function: Any, edges: Edges, *arguments: Any) -> None:
@@ -92,167 +117,273 @@ def _run(function: Any, edges: Edges, *arguments: Any) -> None:
 
 
 @kernel
-def _moments_kernel(counter, tasks, e, chunks, moments, correction, gaussian, log_sum):  # type: ignore[no-untyped-def]
-    """moments [N, P, blocks, 33, lanes] from gaussian [N, P, blocks, 33, lanes] and log_sum [N, G, B].
-
-    The centre is the Gaussian's mean. Where that turns out to be so far from the new mean that the variance would
-    cancel, a second pass is about the new mean: centre = mean - correction, [N, P, blocks, 16, lanes].
-    """
-    B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
-    d = np.empty(4 * vote, e.poses.dtype)
-    likelihood = np.empty(4 * lanes, e.poses.dtype)
-    r = np.empty(4 * lanes, e.poses.dtype)
-    partial = np.empty(MOMENTS * lanes, e.poses.dtype)
-    shift = np.empty(vote, e.poses.dtype)
-    excess = np.empty(1, e.poses.dtype)
-    parents = e.images * e.parents_count
-    task = next_task(counter)
-    while task < tasks:
-        block, chunk = task // chunks, task % chunks
-        for parent in range(parents * chunk // chunks, parents * (chunk + 1) // chunks):
-            n, p = parent // e.parents_count, parent % e.parents_count
-            at = parent * e.blocks + block
-            clear_16(correction, at * vote)
-            for attempt in range(2):
-                clear_moments(partial, 0)
-                clear_moments(moments, at * MOMENTS * lanes)
-                for s in range(S):
-                    c = e.children[p * S + s]
-                    if c >= 0:
-                        child = (n * e.children_count + c) * B
-                        group = (n * e.groups + e.group_of[p * S + s]) * B
-                        weight = (e.weight_of[s] * e.blocks + block) * B
-                        for b in range(0, B, 4):
-                            count = min(4, B - b)
-                            for j in range(count):
-                                likelihood_and_deviations(
-                                    likelihood, j * lanes, d, j * vote, e.poses, 16 * (child + b + j),
-                                    e.weight, (weight + b + j) * vote, e.offset, 4 * s,
-                                    gaussian, at * GAUSSIAN * lanes,
-                                )  # fmt: skip
-                                if attempt == 1:
-                                    add_shift(d, j * vote, correction, at * vote)
-                            if count == 4:
-                                weights_4(r, 0, likelihood, 0, log_sum, group + b, e.activations, child + b)
-                                add_moments_4(partial, 0, d, 0, r, 0)
-                            else:
-                                for j in range(count):
-                                    row, i = j * lanes, b + j
-                                    weights_1(r, row, likelihood, row, log_sum, group + i, e.activations, child + i)
-                                    add_moments_1(partial, 0, d, j * vote, r, row)
-                    if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == S - 1:
-                        move_moments(moments, at * MOMENTS * lanes, partial, 0)
-                check_centre(excess, 0, shift, 0, moments, at * MOMENTS * lanes)
-                if attempt == 1 or not excess[0] > 0:
-                    break
-                correction[at * vote : (at + 1) * vote] = shift
-        task = next_task(counter)
-
-
-@kernel
-def _gradient_moments_kernel(counter, tasks, e, chunks, moments, iteration, log_sum, da):  # type: ignore[no-untyped-def]
-    """moments [N, P, blocks, 33, lanes] from iteration [N, P, blocks, 82, lanes], log_sum and da [N, G, B]."""
-    B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
-    d = np.empty(4 * vote, e.poses.dtype)
-    likelihood = np.empty(4 * lanes, e.poses.dtype)
-    G = np.empty(4 * lanes, e.poses.dtype)
-    dl = np.empty(4 * lanes, e.poses.dtype)
-    partial = np.empty(MOMENTS * lanes, e.poses.dtype)
-    parents = e.images * e.parents_count
-    task = next_task(counter)
-    while task < tasks:
-        block, chunk = task // chunks, task % chunks
-        for parent in range(parents * chunk // chunks, parents * (chunk + 1) // chunks):
-            n, p = parent // e.parents_count, parent % e.parents_count
-            at = parent * e.blocks + block
-            clear_moments(partial, 0)
-            clear_moments(moments, at * MOMENTS * lanes)
-            for s in range(S):
-                c = e.children[p * S + s]
-                if c >= 0:
-                    child = (n * e.children_count + c) * B
-                    group = (n * e.groups + e.group_of[p * S + s]) * B
-                    weight = (e.weight_of[s] * e.blocks + block) * B
-                    for b in range(0, B, 4):
-                        count = min(4, B - b)
-                        for j in range(count):
-                            likelihood_gradient_and_deviations(
-                                likelihood, j * lanes, G, j * lanes, d, j * vote, e.poses, 16 * (child + b + j),
-                                e.weight, (weight + b + j) * vote, e.offset, 4 * s, iteration, at * ITERATION * lanes,
-                            )  # fmt: skip
-                        if count == 4:
-                            gradient_weights_4(
-                                dl, 0, likelihood, 0, G, 0, log_sum, group + b, e.activations, child + b, da, group + b
-                            )
-                            add_moments_4(partial, 0, d, 0, dl, 0)
-                        else:
-                            for j in range(count):
-                                row, i = j * lanes, b + j
-                                gradient_weights_1(
-                                    dl, row, likelihood, row, G, row,
-                                    log_sum, group + i, e.activations, child + i, da, group + i,
-                                )  # fmt: skip
-                                add_moments_1(partial, 0, d, j * vote, dl, row)
-                if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == S - 1:
-                    move_moments(moments, at * MOMENTS * lanes, partial, 0)
-        task = next_task(counter)
-
-
-@kernel
-def _uniform_moments_kernel(counter, tasks, e, chunks, moments, minus_centre, share):  # type: ignore[no-untyped-def]
-    """moments [N, P, blocks, 33, lanes] about minus_centre [N, P, blocks, 16, lanes], from share [G].
+def _first_m_step_kernel(counter, tasks, e, chunks, statistics, betas, numbers):  # type: ignore[no-untyped-def]
+    """statistics [N, P, blocks, 36, lanes] of votes with equal shares.
 
     The centre is the mean of the votes of the first slot that has support: rough, but close enough that the
-    variance does not cancel. Pass -1 finds it, and the passes from 0 on are the slots.
+    variance does not cancel. It stands where the mean will stand.
     """
-    B, S, lanes, vote = e.child_types, e.slots, e.lanes, 16 * e.lanes
-    d = np.empty(4 * vote, e.poses.dtype)
-    r = np.empty(4 * lanes, e.poses.dtype)
-    partial = np.empty(MOMENTS * lanes, e.poses.dtype)
-    parents = e.images * e.parents_count
+    lanes = e.lanes
+    moments, partial, work, nothing = _new_work(e)
     task = next_task(counter)
     while task < tasks:
-        block, chunk = task // chunks, task % chunks
-        for parent in range(parents * chunk // chunks, parents * (chunk + 1) // chunks):
-            n, p = parent // e.parents_count, parent % e.parents_count
-            at = parent * e.blocks + block
-            minus_centre[at * vote : (at + 1) * vote] = 0
-            clear_moments(partial, 0)
-            clear_moments(moments, at * MOMENTS * lanes)
-            for step in range(-1, S):
-                s = _first_supported_slot(e, n, p) if step < 0 else step
-                c = e.children[p * S + s]
-                if c >= 0:
-                    child = (n * e.children_count + c) * B
-                    weight = (e.weight_of[s] * e.blocks + block) * B
-                    group = e.group_of[p * S + s]
-                    for b in range(0, B, 4):
-                        count = min(4, B - b)
-                        for j in range(count):
-                            deviations(
-                                d, j * vote, e.poses, 16 * (child + b + j), e.weight, (weight + b + j) * vote,
-                                e.offset, 4 * s, minus_centre, at * vote,
-                            )  # fmt: skip
-                        if count == 4:
-                            uniform_weights_4(r, 0, share, group, e.activations, child + b)
-                            add_moments_4(partial, 0, d, 0, r, 0)
-                        else:
-                            for j in range(count):
-                                uniform_weights_1(r, 0, share, group, e.activations, child + b + j)
-                                add_moments_1(partial, 0, d, j * vote, r, 0)
-                if step < 0:
-                    if partial[0] > 0:
-                        for i in range(vote):
-                            minus_centre[at * vote + i] = -partial[lanes + i] / partial[0]
-                    clear_moments(partial, 0)
-                elif s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == S - 1:
-                    move_moments(moments, at * MOMENTS * lanes, partial, 0)
+        block = task // chunks
+        begin, end = _parents_of(e, chunks, task % chunks)
+        for first in range(begin, end, TOGETHER):
+            count = min(TOGETHER, end - first)
+            for parent in range(first, first + count):
+                centre = _row(e, parent, block, STATISTICS)
+                clear_16(statistics, centre)
+                clear_moments(partial, 0)
+                s = _first_supported_slot(e, parent)
+                _add_slot(
+                    e, UNIFORM, parent, s, block, partial, 0, work, statistics, nothing, nothing, nothing, nothing
+                )
+                if partial[0] > 0:
+                    for i in range(16 * lanes):
+                        statistics[centre + i] = -partial[FIRST * lanes + i] / partial[0]
+            _add_votes(
+                e, UNIFORM, first, count, block, moments, partial, work, statistics, nothing, nothing, nothing, nothing
+            )
+            for q in range(count):
+                row = _row(e, first + q, block, STATISTICS)
+                fit(
+                    statistics, row, moments, q * MOMENTS * lanes, statistics, row,
+                    betas, block * BETAS * lanes, numbers, 0,
+                )  # fmt: skip
         task = next_task(counter)
 
 
 @kernel
-def _first_supported_slot(e, n, p):  # type: ignore[no-untyped-def]
-    """The first slot of parent location p whose child location is not silent in image n, or 0."""
+def _m_step_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, chunks, statistics, before, log_sum, betas, numbers
+):
+    """statistics [N, P, blocks, 36, lanes] from those before and log_sum [N, G, B].
+
+    The centre is the mean before. Where that turns out to be so far from the new mean that the variance would
+    cancel, a second pass is about the new mean.
+    """
+    lanes = e.lanes
+    moments, partial, work, nothing = _new_work(e)
+    shift = np.empty(16 * lanes, e.poses.dtype)
+    excess = np.empty(1, e.poses.dtype)
+    task = next_task(counter)
+    while task < tasks:
+        block = task // chunks
+        begin, end = _parents_of(e, chunks, task % chunks)
+        for first in range(begin, end, TOGETHER):
+            count = min(TOGETHER, end - first)
+            _add_votes(
+                e, ASSIGNMENT, first, count, block, moments, partial, work, before, nothing, log_sum, nothing, nothing
+            )
+            for q in range(count):
+                row, centre = q * MOMENTS * lanes, _row(e, first + q, block, STATISTICS)
+                check_centre(excess, 0, shift, 0, moments, row)
+                far = excess[0] > 0
+                if far:
+                    _add_votes(
+                        e, ASSIGNMENT, first + q, 1, block, moments[row:], partial, work,
+                        before, nothing, log_sum, nothing, shift,
+                    )  # fmt: skip
+                    add_shift(shift, 0, before, centre)
+                    fit(statistics, centre, moments, row, shift, 0, betas, block * BETAS * lanes, numbers, 0)
+                else:
+                    fit(statistics, centre, moments, row, before, centre, betas, block * BETAS * lanes, numbers, 0)
+        task = next_task(counter)
+
+
+@kernel
+def _slopes_before_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, chunks, out, statistics, slopes, log_sum, da, before, betas, numbers
+):
+    """out [N, P, blocks, 51, lanes], the slopes of the M-step that left `statistics`, from an iteration's
+
+    slopes [N, P, blocks, 51, lanes], log_sum and da [N, G, B]; `before` are the statistics still earlier.
+    """
+    lanes = e.lanes
+    moments, partial, work, nothing = _new_work(e)
+    task = next_task(counter)
+    while task < tasks:
+        block = task // chunks
+        begin, end = _parents_of(e, chunks, task % chunks)
+        for first in range(begin, end, TOGETHER):
+            count = min(TOGETHER, end - first)
+            _add_votes(
+                e, GRADIENT, first, count, block, moments, partial, work, statistics, slopes, log_sum, da, nothing
+            )
+            for q in range(count):
+                row, at = q * MOMENTS * lanes, _row(e, first + q, block, STATISTICS)
+                likelihood_backward(moments, row, statistics, at)
+                fit_backward(
+                    out, _row(e, first + q, block, SLOPES), moments, row, statistics, at, before, at,
+                    betas, block * BETAS * lanes, numbers, 0,
+                )  # fmt: skip
+        task = next_task(counter)
+
+
+@kernel
+def _output_slopes_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, chunks, slopes, grad_poses, grad_activations, statistics, before, betas, numbers
+):
+    """slopes [N, P, blocks, 51, lanes] from grad_poses [N, P, 16, C] and grad_activations [N, P, C]."""
+    C, lanes = e.parent_types, e.lanes
+    gradients = np.zeros(MOMENTS * lanes, e.poses.dtype)
+    task = next_task(counter)
+    while task < tasks:
+        block = task // chunks
+        begin, end = _parents_of(e, chunks, task % chunks)
+        types = min(lanes, C - block * lanes)
+        gradients[:] = 0
+        for parent in range(begin, end):
+            row = _row(e, parent, block, STATISTICS)
+            for lane in range(types):
+                c = block * lanes + lane
+                gradients[TOTAL * lanes + lane] = grad_activations[parent * C + c]
+                for h in range(16):
+                    gradients[(FIRST + h) * lanes + lane] = grad_poses[(parent * 16 + h) * C + c]
+            activation_backward(gradients, 0, statistics, row)
+            fit_backward(
+                slopes, _row(e, parent, block, SLOPES), gradients, 0, statistics, row, before, row,
+                betas, block * BETAS * lanes, numbers, 0,
+            )  # fmt: skip
+        task = next_task(counter)
+
+
+@kernel
+def _outputs_kernel(counter, tasks, e, chunks, poses, activations, statistics):  # type: ignore[no-untyped-def]
+    """poses [N, P, 16, C] and activations [N, P, C] from statistics [N, P, blocks, 36, lanes]."""
+    C, lanes = e.parent_types, e.lanes
+    a = np.empty(lanes, e.poses.dtype)
+    task = next_task(counter)
+    while task < tasks:
+        block = task // chunks
+        begin, end = _parents_of(e, chunks, task % chunks)
+        types = min(lanes, C - block * lanes)
+        for parent in range(begin, end):
+            row = _row(e, parent, block, STATISTICS)
+            activation(a, 0, statistics, row)
+            for lane in range(types):
+                activations[parent * C + block * lanes + lane] = a[lane]
+            for h in range(16):
+                for lane in range(types):
+                    mean = -statistics[row + (MINUS_MEAN + h) * lanes + lane]
+                    poses[(parent * 16 + h) * C + block * lanes + lane] = mean
+        task = next_task(counter)
+
+
+@kernel
+def _add_votes(  # type: ignore[no-untyped-def]
+    e, weights, first, count, block, moments, partial, work, statistics, slopes, log_sum, da, shift
+):
+    """moments [count, 33, lanes] of some parents' votes, with a kind of weights."""
+    rows = MOMENTS * e.lanes
+    for q in range(count):
+        clear_moments(moments, q * rows)
+        clear_moments(partial, q * rows)
+    for s in range(e.slots):
+        for q in range(count):
+            _add_slot(e, weights, first + q, s, block, partial, q * rows, work, statistics, slopes, log_sum, da, shift)
+            if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == e.slots - 1:
+                move_moments(moments, q * rows, partial, q * rows)
+
+
+@kernel
+def _add_slot(  # type: ignore[no-untyped-def]
+    e, weights, parent, s, block, moments, row, work, statistics, slopes, log_sum, da, shift
+):
+    """Add the votes that come to a parent from one slot, to moments [33, lanes] at `row`.
+
+    Deviations d are from the mean of the parent's statistics, or, if there is a `shift`, d + shift is taken.
+    """
+    B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
+    n, p = parent // e.parents_count, parent % e.parents_count
+    c = e.children[p * e.slots + s]
+    if c < 0:
+        return
+    of_parent, of_slopes = _row(e, parent, block, STATISTICS), _row(e, parent, block, SLOPES)
+    group = e.group_of[p * e.slots + s]
+    d, likelihood, G, w = 0, DEVIATIONS * lanes, (DEVIATIONS + 4) * lanes, (DEVIATIONS + 8) * lanes
+    for b in range(0, B, 4):
+        count = min(4, B - b)
+        child = (n * e.children_count + c) * B + b
+        weight = ((e.weight_of[s] * e.blocks + block) * B + b) * vote
+        i = (n * e.groups + group) * B + b
+        for j in range(count):
+            of_vote = d + j * vote
+            if weights == UNIFORM:
+                deviations(
+                    work, of_vote, e.poses, 16 * (child + j), e.weight, weight + j * vote, e.offset, 4 * s,
+                    statistics, of_parent,
+                )  # fmt: skip
+            elif weights == ASSIGNMENT:
+                likelihood_and_deviations(
+                    work, likelihood + j * lanes, work, of_vote, e.poses, 16 * (child + j),
+                    e.weight, weight + j * vote, e.offset, 4 * s, statistics, of_parent,
+                )  # fmt: skip
+                if len(shift):
+                    add_shift(work, of_vote, shift, 0)
+            else:
+                likelihood_gradient_and_deviations(
+                    work, likelihood + j * lanes, work, G + j * lanes, work, of_vote, e.poses, 16 * (child + j),
+                    e.weight, weight + j * vote, e.offset, 4 * s, statistics, of_parent, slopes, of_slopes,
+                )  # fmt: skip
+        if count == 4:
+            if weights == UNIFORM:
+                uniform_weights_4(work, w, e.share, group, e.activations, child)
+            elif weights == ASSIGNMENT:
+                weights_4(work, w, work, likelihood, log_sum, i, e.activations, child)
+            else:
+                gradient_weights_4(work, w, work, likelihood, work, G, log_sum, i, e.activations, child, da, i)
+            add_moments_4(moments, row, work, d, work, w)
+        else:
+            for j in range(count):
+                at = j * lanes
+                if weights == UNIFORM:
+                    uniform_weights_1(work, w, e.share, group, e.activations, child + j)
+                elif weights == ASSIGNMENT:
+                    weights_1(work, w, work, likelihood + at, log_sum, i + j, e.activations, child + j)
+                else:
+                    gradient_weights_1(
+                        work,
+                        w,
+                        work,
+                        likelihood + at,
+                        work,
+                        G + at,
+                        log_sum,
+                        i + j,
+                        e.activations,
+                        child + j,
+                        da,
+                        i + j,
+                    )
+                add_moments_1(moments, row, work, d + j * vote, work, w)
+
+
+@kernel
+def _new_work(e):  # type: ignore[no-untyped-def]
+    """Memory of a task: moments, partial sums of them, a few votes; and an array for what is not there."""
+    dtype, rows = e.poses.dtype, TOGETHER * MOMENTS * e.lanes
+    return np.empty(rows, dtype), np.empty(rows, dtype), np.empty(WORK * e.lanes, dtype), np.empty(0, dtype)
+
+
+@kernel
+def _parents_of(e, chunks, chunk):  # type: ignore[no-untyped-def]
+    """The parents of a chunk: first, and the one after the last."""
+    parents = e.images * e.parents_count
+    return parents * chunk // chunks, parents * (chunk + 1) // chunks
+
+
+@kernel
+def _row(e, parent, block, rows):  # type: ignore[no-untyped-def]
+    """Where a parent's block begins in an array [N, P, blocks, rows, lanes]."""
+    return (parent * e.blocks + block) * rows * e.lanes
+
+
+@kernel
+def _first_supported_slot(e, parent):  # type: ignore[no-untyped-def]
+    """The first slot of a parent whose child location is not silent, or 0."""
+    n, p = parent // e.parents_count, parent % e.parents_count
     for s in range(e.slots):
         c = e.children[p * e.slots + s]
         if c >= 0:

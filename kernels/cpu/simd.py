@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,9 +41,10 @@ class _Format:
         self.vector = ir.VectorType(self.scalar, self.lanes)
         self.integers = ir.VectorType(ir.IntType(self.bits), self.lanes)
         self.suffix = f"v{self.lanes}f{self.bits}"
+        self.lowest = {32: -(2.0**128 - 2.0**104), 64: -sys.float_info.max}[self.bits]
 
     def constant(self, value: float) -> ir.Constant:
-        return ir.Constant(self.vector, [value] * self.lanes)
+        return ir.Constant(self.vector, [float(value)] * self.lanes)
 
 
 class Vector:
@@ -219,6 +221,38 @@ def exp(xs: list[Vector]) -> list[Vector]:
     powers = [builder.shl(x.bits(), shift) for x in shifted]
     ys = [y.from_bits(builder.add(y.bits(), power)) for y, power in zip(ys, powers, strict=True)]
     return [y * 2.0**-extra for y in ys]
+
+
+# bits: (terms of the series of atanh, bits of the mantissa, bias of the exponent)
+_LOG = {32: (5, 23, 127), 64: (11, 52, 1023)}
+
+
+def log(x: Vector) -> Vector:
+    """log(x) for normal numbers, to 2 or 3 units in the last place; inf and nan pass, below them it is -inf.
+
+    x = 2^n m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 atanh(s), s = (m - 1) / (m + 1).
+    """
+    form, builder = x.form, x.builder
+    terms, mantissa, bias = _LOG[form.bits]
+    integer = lambda value: ir.Constant(form.integers, [value] * form.lanes)  # noqa: E731
+    half = x.like(math.sqrt(0.5)).bits()
+    above = builder.sub(x.bits(), half)  # the exponent of x / sqrt(1/2), above its mantissa
+    n = builder.ashr(above, integer(mantissa))
+    m = x.from_bits(builder.sub(x.bits(), builder.shl(n, integer(mantissa))))
+    exponent = x._make(builder.sitofp(n, form.vector))
+    s = (m - 1.0) / (m + 1.0)
+    square = s * s
+    y = s.like(2 / (2 * terms + 1))
+    for k in reversed(range(1, terms)):
+        y = fma(y, square, 2 / (2 * k + 1))
+    (high, low), *_ = _EXP[form.bits]
+    # log(m) = 2 s + s^3 y: the largest part is added last
+    result = fma(exponent, high, fma(s * square, y, fma(exponent, low, s * 2.0)))
+    least = 2.0 ** (1 - bias)
+    result = where(x > -form.lowest, x, result)
+    tiny = builder.fcmp_ordered("<", x.value, x.like(least).value)
+    result = where(tiny, x.like(-math.inf), result)
+    return where(builder.fcmp_unordered("uno", x.value, x.value), x, result)
 
 
 def microkernel(emit: Callable[..., None], *leading: int) -> Any:

@@ -4,16 +4,17 @@ A pose entry h = 4 x + q stands in row x and column q of the 4x4 matrix. Registe
 the loops: two rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
 
 Arguments: `poses` are the child's 16 numbers; `weight`, `d` and `dv` have 16 rows for each child, one per entry;
-`parent` is a parent's block (`layout.Row`); `offset` holds 4 numbers; all others have one row or one number for
-each child. Micro-kernels whose names end in a number serve so many children of consecutive types at once, which
-share the loads of what belongs to the parent and hide each other's latencies.
+`parent` and `slopes` are the statistics and the slopes of a parent's block (`layout.Statistic`, `layout.Slope`);
+`offset` holds 4 numbers; all others have one row or one number for each child. Micro-kernels whose names end in a
+number serve so many children of consecutive types at once, which share the loads of what belongs to the parent and
+hide each other's latencies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tritoncaps.kernels.cpu.layout import Moment, Row
+from tritoncaps.kernels.cpu.layout import Moment, Slope, Statistic
 from tritoncaps.kernels.cpu.simd import (
     Rows,
     Vector,
@@ -21,6 +22,7 @@ from tritoncaps.kernels.cpu.simd import (
     add,
     exp,
     fma,
+    log,
     maximum,
     microkernel,
     minimum,
@@ -38,7 +40,7 @@ def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterat
         d = {}
         for i in (0, 1):
             for q in range(4):
-                d[i, q] = parent[Row.MINUS_MEAN + 4 * (x + i) + q]
+                d[i, q] = parent[Statistic.MINUS_MEAN + 4 * (x + i) + q]
             d[i, 3] = d[i, 3] + offset.broadcast(x + i)
         for k in range(4):
             m = [poses.broadcast(4 * (x + i) + k) for i in (0, 1)]
@@ -94,8 +96,8 @@ def _likelihood(l: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) 
     """l = constant - sum_h precision_h d_h^2."""
     quadratic = _Quadratic()
     for h, x in _deviations(poses, weight, offset, parent):
-        quadratic.add(h, x, parent[Row.PRECISION + h])
-    l[0] = parent[Row.CONSTANT] - quadratic.value()
+        quadratic.add(h, x, parent[Statistic.PRECISION + h])
+    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
 
 
 def _likelihood_and_deviations(
@@ -110,8 +112,8 @@ def _likelihood_and_deviations(
     quadratic = _Quadratic()
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
-        quadratic.add(h, x, parent[Row.PRECISION + h])
-    l[0] = parent[Row.CONSTANT] - quadratic.value()
+        quadratic.add(h, x, parent[Statistic.PRECISION + h])
+    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
 
 
 def _likelihood_and_gradient(
@@ -121,14 +123,15 @@ def _likelihood_and_gradient(
     weight: Rows,
     offset: Rows,
     parent: Rows,
+    slopes: Rows,
 ) -> None:
     """l, and G = A + sum_h (B_h + C_h e_h) e_h."""
     quadratic, polynomial = _Quadratic(), _Polynomial()
     for h, x in _deviations(poses, weight, offset, parent):
-        quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
-    l[0] = parent[Row.CONSTANT] - quadratic.value()
-    G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
+        quadratic.add(h, x, parent[Statistic.PRECISION + h])
+        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
+    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
+    G[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
 
 
 def _likelihood_gradient_and_deviations(
@@ -139,15 +142,16 @@ def _likelihood_gradient_and_deviations(
     weight: Rows,
     offset: Rows,
     parent: Rows,
+    slopes: Rows,
 ) -> None:
     """l, G, and d = V - mean."""
     quadratic, polynomial = _Quadratic(), _Polynomial()
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
-        quadratic.add(h, x, parent[Row.PRECISION + h])
-        polynomial.add(h, x, parent[Row.SHIFT + h], parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h])
-    l[0] = parent[Row.CONSTANT] - quadratic.value()
-    G[0] = fma(polynomial.value(), 0.5, parent[Row.OFFSET])
+        quadratic.add(h, x, parent[Statistic.PRECISION + h])
+        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
+    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
+    G[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
 
 
 def _assignments(count: int, l: Rows, log_sum: Rows) -> list[Vector]:  # noqa: E741
@@ -246,11 +250,11 @@ def _add_exponentials(count: int, greatest: Rows, total: Rows, l: Rows) -> None:
         greatest[j] = maximum(old[j], new[j])
 
 
-def _join_exponentials(greatest_number: Rows, total_number: Rows, greatest: Rows, total: Rows) -> None:
-    """Join the lanes: log_sum = greatest_number + log(total_number)."""
+def _join_exponentials(log_sum: Rows, greatest: Rows, total: Rows) -> None:
+    """Join the lanes: log_sum = greatest + log(total), a number; zero if nothing was added."""
     highest = across(maximum, greatest[0])
-    greatest_number.set_element(0, highest)
-    total_number.set_element(0, across(add, total[0] * exp([greatest[0] - highest])[0]))
+    joined = across(add, total[0] * exp([greatest[0] - highest])[0])
+    log_sum.set_element(0, where(joined > 0.0, highest + log(joined), 0.0))
 
 
 def _add_assignment_gradient(count: int, da: Rows, l: Rows, G: Rows, log_sum: Rows) -> None:  # noqa: E741
@@ -274,12 +278,14 @@ def _clear(count: int, rows: Rows) -> None:
         rows[j] = 0.0
 
 
-def _add_likelihood_and_gradient(count: int, quadratic: Rows, polynomial: Rows, d: Rows, parent: Rows) -> None:
+def _add_likelihood_and_gradient(
+    count: int, quadratic: Rows, polynomial: Rows, d: Rows, parent: Rows, slopes: Rows
+) -> None:
     """Add a row of four entries to sum_h precision_h d_h^2 and 2 sum_h (B_h + C_h e_h) e_h."""
     quadratics, polynomials = [_Quadratic() for _ in range(count)], [_Polynomial() for _ in range(count)]
     for h in range(4):
-        precision, shift = parent[Row.PRECISION + h], parent[Row.SHIFT + h]
-        linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
+        precision, shift = parent[Statistic.PRECISION + h], slopes[Slope.SHIFT + h]
+        linear, twice_square = slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h]
             quadratics[j].add(h, x, precision)
@@ -297,43 +303,44 @@ def _assign(
     quadratic: Rows,
     polynomial: Rows,
     parent: Rows,
+    slopes: Rows,
     log_sum: Rows,
-    slope: Rows,
+    mean_slope: Rows,
     activation: Rows,
     variable: Rows,
 ) -> None:
-    """r = R a. Variable assignments (2, 0): g = 2 (G - slope). Constant ones (0, 1): g = 0, da += R G."""
-    likelihoods = [parent[Row.CONSTANT] - quadratic[j] for j in range(count)]
+    """r = R a. Variable assignments (2, 0): g = 2 (G - mean_slope). Constant ones (0, 1): g = 0, da += R G."""
+    likelihoods = [parent[Statistic.CONSTANT] - quadratic[j] for j in range(count)]
     exponents = [minimum(x - log_sum.broadcast(j), 0.0) for j, x in enumerate(likelihoods)]
     for j, R in enumerate(exp(exponents)):
-        G = fma(polynomial[j], 0.5, parent[Row.OFFSET])
+        G = fma(polynomial[j], 0.5, slopes[Slope.OFFSET])
         r[j] = R * activation.broadcast(j)
-        g[j] = (G - slope.broadcast(j)) * variable.broadcast(0)
+        g[j] = (G - mean_slope.broadcast(j)) * variable.broadcast(0)
         da[j] = fma(R * G, variable.broadcast(1), da[j])
 
 
-def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows) -> None:
+def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows, slopes: Rows) -> None:
     """dV += r (B + 2 C e - g precision d) for a row of four entries, with g of `_assign`."""
-    weights, slopes = [r[j] for j in range(count)], [-g[j] for j in range(count)]
+    weights, factors = [r[j] for j in range(count)], [-g[j] for j in range(count)]
     for h in range(4):
-        precision, shift = parent[Row.PRECISION + h], parent[Row.SHIFT + h]
-        linear, twice_square = parent[Row.LINEAR + h], parent[Row.TWICE_SQUARE + h]
+        precision, shift = parent[Statistic.PRECISION + h], slopes[Slope.SHIFT + h]
+        linear, twice_square = slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h]
             gradient = fma(twice_square, x + shift, linear)
-            gradient = fma(slopes[j] * precision, x, gradient)
+            gradient = fma(factors[j] * precision, x, gradient)
             dv[16 * j + h] = fma(weights[j], gradient, dv[16 * j + h])
 
 
 def _set_uniform_vote_gradient(
-    count: int, dv: Rows, polynomial: Rows, d: Rows, parent: Rows, share: Rows, activation: Rows
+    count: int, dv: Rows, polynomial: Rows, d: Rows, slopes: Rows, share: Rows, activation: Rows
 ) -> None:
     """dV = r (B + 2 C e) for a row of four entries, with r = share a; their part of the polynomial."""
-    weights = [share.broadcast(j) * activation.broadcast(j) for j in range(count)]
+    weights = [share.broadcast(0) * activation.broadcast(j) for j in range(count)]
     polynomials = [polynomial[j] for j in range(count)]
     for h in range(4):
-        shift, linear = parent[Row.SHIFT + h], parent[Row.LINEAR + h]
-        twice_square = parent[Row.TWICE_SQUARE + h]
+        shift, linear = slopes[Slope.SHIFT + h], slopes[Slope.LINEAR + h]
+        twice_square = slopes[Slope.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h] + shift
             gradient = fma(twice_square, x, linear)
@@ -343,10 +350,10 @@ def _set_uniform_vote_gradient(
         polynomial[j] = polynomials[j]
 
 
-def _add_uniform_assignment_gradient(count: int, da: Rows, polynomial: Rows, parent: Rows, share: Rows) -> None:
+def _add_uniform_assignment_gradient(count: int, da: Rows, polynomial: Rows, slopes: Rows, share: Rows) -> None:
     """da += R G with R = share."""
     for j in range(count):
-        da[j] = fma(share.broadcast(j), fma(polynomial[j], 0.5, parent[Row.OFFSET]), da[j])
+        da[j] = fma(share.broadcast(0), fma(polynomial[j], 0.5, slopes[Slope.OFFSET]), da[j])
 
 
 def _add_pose_gradient(dM: Rows, dv: Rows, weight: Rows) -> None:

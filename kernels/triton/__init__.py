@@ -1,14 +1,17 @@
 """EM routing in Triton, for CUDA, ROCm and Triton's interpreter: the three views, and operations on stored votes."""
 
 from tritoncaps.kernels.triton.em_routing import (
+    beta_gradients,
     child_and_weight_gradient,
     child_assignment_gradient,
-    child_gradient,
     child_log_sum,
     edges,
-    parent_gradient_moments,
-    parent_moments,
-    weight_gradient,
+    m_step,
+    output_slopes,
+    outputs,
+    slopes_before,
+    slopes_shape,
+    statistics_shape,
 )
 from tritoncaps.kernels.triton.stored import (
     coordinate_addition_backward,
@@ -22,20 +25,23 @@ from tritoncaps.kernels.triton.stored import (
 )
 
 __all__ = [
+    "beta_gradients",
     "child_and_weight_gradient",
     "child_assignment_gradient",
-    "child_gradient",
     "child_log_sum",
     "coordinate_addition_backward",
     "coordinate_addition_forward",
     "e_step_backward",
     "e_step_forward",
     "edges",
+    "m_step",
     "m_step_backward",
     "m_step_forward",
-    "parent_gradient_moments",
-    "parent_moments",
+    "output_slopes",
+    "outputs",
     "pose_votes_backward",
     "pose_votes_forward",
-    "weight_gradient",
+    "slopes_before",
+    "slopes_shape",
+    "statistics_shape",
 ]

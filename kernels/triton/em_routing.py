@@ -7,47 +7,119 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.em_routing import Gaussian, Iteration, Moments
-from tritoncaps.kernels.triton import child_view
+from tritoncaps.kernels.em_routing import Fit, History
+from tritoncaps.kernels.triton import child_view, parents
 from tritoncaps.kernels.triton.config import blocks
 from tritoncaps.kernels.triton.launch import Edges, arithmetic, contiguous, launch, make_edges
 from tritoncaps.kernels.triton.parent_view import parent_view_kernel
+from tritoncaps.kernels.triton.parents import Gaussian, Moments, Slopes, Statistics
 from tritoncaps.kernels.triton.splits import add_splits, merge_moments
 from tritoncaps.kernels.triton.weight_view import weight_view_kernel
 from tritoncaps.routing_map import Tables
 
 ENTRIES = 16  # pose entries that one launch holds in registers
+STATISTICS = (ENTRIES, ENTRIES, 1, 1)  # rows of mean, variance, logit, support
+SLOPES = (1, ENTRIES, ENTRIES, ENTRIES, 1, 1)  # rows of A, B, C, shift, and what goes to beta_u and beta_a
 
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Edges:
-    """Pack the inputs of a call: poses [N, L, 16, B], activations [N, L, B], weight [K, B, C, 4, 4]."""
+    """Pack the inputs of a call: poses [N, B, L, 16], activations [N, B, L], weight [K, B, C, 4, 4]."""
     return make_edges(
         tables,
         competition,
         arithmetic(poses, activations, weight),
         (poses.shape[0], *weight.shape[1:3]),
-        poses.contiguous(),
+        poses.permute(0, 2, 3, 1).contiguous(),
         weight,
         None,
-        activations.contiguous(),
+        activations.transpose(1, 2).contiguous(),
     )
 
 
-def parent_moments(edges: Edges, gaussian: Gaussian | None, log_sum: Tensor | None) -> Moments:
-    """Moments with weights r_ij = R_ij a_i; without a Gaussian R is uniform."""
-    if gaussian is None:
-        return moments(edges, "uniform")
-    return moments(edges, "assignment", gaussian.mean, gaussian.precision, gaussian.constant, log_sum)
+def statistics_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Rows of mean, variance, logit and support."""
+    return images, parents, sum(STATISTICS), types
 
 
-def parent_gradient_moments(edges: Edges, iteration: Iteration) -> Moments:
-    """Moments with weights dl_ij = r_ij (G_ij - da_i)."""
-    (mean, precision, constant), log_sum, A, B, C, da, shift = iteration
-    return moments(edges, "gradient", mean, precision, constant, log_sum, A, B, C, shift, da, about_mean=False)
+def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Rows of A, B, C, shift, and of what each parent gives to the gradients of beta_u and beta_a."""
+    return images, parents, sum(SLOPES), types
 
 
-def child_log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
-    """[N, G, B]: the logarithm of the E-step's denominator."""
+def m_step(edges: Edges, fit: Fit, before: Tensor | None, log_sum: Tensor | None, out: Tensor) -> None:
+    """Statistics of the votes with weights r_ij = R_ij a_i; R is uniform if nothing came before."""
+    if before is None:
+        found = moments(edges, "uniform")
+    else:
+        found = moments(edges, "assignment", *parents.likelihood(_statistics(before)), log_sum)
+    _write(out, parents.fit(found, fit))
+
+
+def child_log_sum(edges: Edges, statistics: Tensor, out: Tensor) -> None:
+    """out [N, G, B]: the logarithm of the E-step's denominator."""
+    out.copy_(log_sum(edges, parents.likelihood(_statistics(statistics))))
+
+
+def outputs(edges: Edges, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """Poses [N, P, 16, C] and activations [N, P, C]."""
+    mean, _, logit, _ = _statistics(statistics)
+    return mean.contiguous(), parents.sigmoid(logit)
+
+
+def output_slopes(edges: Edges, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+    """The slopes of the last M-step."""
+    found, before = _statistics(history.statistics[-1]), _statistics(history.statistics[-2:][0])
+    activation = parents.sigmoid(found.logit)
+    grad_logit = grad_activations * activation * (1 - activation)
+    grad_variance = torch.zeros_like(grad_poses)
+    _write(history.slopes[-1], parents.fit_backward(grad_poses, grad_variance, grad_logit, found, before.mean, fit))
+
+
+def child_assignment_gradient(edges: Edges, history: History, t: int) -> None:
+    """da_i = sum_j R_ij G_ij over the parents that compete for i."""
+    gaussian, (A, B, C, shift, _, _) = parents.likelihood(_statistics(history.statistics[t - 1])), _slopes(history, t)
+    history.da[t - 1] = child_sum(
+        edges,
+        child_view.assignment_gradient_kernel,
+        *(edges.poses, edges.weight, edges.activations, edges.tables.weight_of, edges.offset),
+        *edges.groups,
+        *contiguous(*gaussian, history.log_sums[t - 1], A, B, C, shift),
+    )
+
+
+def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
+    """The slopes of iteration t - 1, from the moments of iteration t's votes with weights dl_ij."""
+    found, before = _statistics(history.statistics[t - 1]), _statistics(history.statistics[max(t - 2, 0)])
+    (mean, precision, constant), (A, B, C, shift, _, _) = parents.likelihood(found), _slopes(history, t)
+    given = (mean, precision, constant, history.log_sums[t - 1], A, B, C, shift, history.da[t - 1])
+    gradients = parents.likelihood_backward(moments(edges, "gradient", *given, about_mean=False), found)
+    _write(history.slopes[t - 1], parents.fit_backward(*gradients, found, before.mean, fit))
+
+
+def child_and_weight_gradient(
+    edges: Edges, history: History, since: int, needs_children: bool, needs_weight: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4]; None where not needed."""
+    iterations = len(history.statistics) - since
+    packed = _stack(edges, history, since), iterations, iterations - 1
+    grad_poses = grad_activations = grad_weight = None
+    if needs_children:
+        children = children_from_votes(edges, None, *packed)  # types are fastest
+        grad_poses, grad_activations = (x.movedim(-1, 1) for x in children)
+        grad_poses = grad_poses.unflatten(3, (4, 4))
+    if needs_weight:
+        grad_weight = weight_from_votes(edges, None, *packed)
+    return grad_poses, grad_activations, grad_weight
+
+
+def beta_gradients(edges: Edges, history: History, since: int) -> tuple[Tensor, Tensor]:
+    """dL/dbeta_u and dL/dbeta_a, [C]."""
+    slopes = history.slopes[since:]
+    return slopes[..., -2, :].sum(dim=(0, 1, 2)), slopes[..., -1, :].sum(dim=(0, 1, 2))
+
+
+def log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
+    """[N, G, B]: log sum_j exp(l_ij)."""
     return child_sum(
         edges,
         child_view.log_sum_kernel,
@@ -56,34 +128,6 @@ def child_log_sum(edges: Edges, gaussian: Gaussian) -> Tensor:
         *contiguous(*gaussian),
         H=gaussian.mean.shape[2],
     )
-
-
-def child_assignment_gradient(edges: Edges, iteration: Iteration) -> Tensor:
-    """[N, G, B]: da_i = sum_j R_ij G_ij over the parents that compete for i."""
-    gaussian, log_sum, A, B, C, _, shift = iteration
-    return child_sum(
-        edges,
-        child_view.assignment_gradient_kernel,
-        *(edges.poses, edges.weight, edges.activations, edges.tables.weight_of, edges.offset),
-        *edges.groups,
-        *contiguous(*gaussian, log_sum, A, B, C, shift),
-    )
-
-
-def child_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor, Tensor]:
-    """dL/dM [N, L, 16, B] and dL/da [N, L, B]."""
-    return children_from_votes(edges, None, _stack(iterations), len(iterations), _soft(iterations))
-
-
-def weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> Tensor:
-    """dL/dW [K, B, C, 4, 4]."""
-    return weight_from_votes(edges, None, _stack(iterations), len(iterations), _soft(iterations))
-
-
-def child_and_weight_gradient(edges: Edges, iterations: Sequence[Iteration]) -> tuple[Tensor, Tensor, Tensor]:
-    """All three, packing the iterations once."""
-    packed = _stack(iterations), len(iterations), _soft(iterations)
-    return *children_from_votes(edges, None, *packed), weight_from_votes(edges, None, *packed)
 
 
 def moments(
@@ -194,14 +238,36 @@ def weight_from_votes(
     return add_splits(partial).transpose(2, 3).reshape(K, B, C, 4, 4)
 
 
-def _stack(iterations: Sequence[Iteration]) -> tuple[Tensor, ...]:
-    """[T, ...] of every array of the iterations, in the order of the kernels' arguments."""
+def _statistics(rows: Tensor) -> Statistics:
+    mean, variance, logit, support = rows.split(STATISTICS, dim=2)
+    return Statistics(mean, variance, logit.squeeze(2), support.squeeze(2))
+
+
+def _slopes(history: History, t: int) -> Slopes:
+    A, B, C, shift, beta_u, beta_a = history.slopes[t].split(SLOPES, dim=2)
+    return Slopes(A.squeeze(2), B, C, shift, beta_u.squeeze(2), beta_a.squeeze(2))
+
+
+def _write(rows: Tensor, parts: Sequence[Tensor]) -> None:
+    """Parts [N, P, H, C] and [N, P, C] as rows [N, P, sum of H, C]."""
+    torch.cat([x if x.dim() == 4 else x[:, :, None] for x in parts], dim=2, out=rows)
+
+
+def _stack(edges: Edges, history: History, since: int) -> tuple[Tensor, ...]:
+    """[T, ...] of every array of the iterations, the last one first, in the order of the kernels' arguments."""
     rows = []
-    for gaussian, log_sum, A, B, C, da, shift in iterations:
-        rows.append((*gaussian, log_sum, A, B, C, shift, torch.zeros_like(log_sum) if da is None else da))
+    for t in reversed(range(since, len(history.statistics))):
+        found = _statistics(history.statistics[max(t - 1, 0)])
+        gaussian = parents.likelihood(found) if t else parents.uniform(found)
+        log_sum = history.log_sums[t - 1] if t else _uniform_log_sum(edges)
+        da = history.da[t - 1] if t > since else torch.zeros_like(log_sum)
+        A, B, C, shift, _, _ = _slopes(history, t)
+        rows.append((*gaussian, log_sum, A, B, C, shift, da))
     return tuple(torch.stack(column).contiguous() for column in zip(*rows, strict=True))
 
 
-def _soft(iterations: Sequence[Iteration]) -> int:
-    """How many iterations pass a gradient on to their assignments: the first ones."""
-    return sum(iteration.da is not None for iteration in iterations)
+def _uniform_log_sum(edges: Edges) -> Tensor:
+    """[N, G, B]: log of the number of parents that compete for each child."""
+    sizes = edges.sizes
+    competitors = edges.groups.start.diff() * sizes["C"]
+    return competitors.to(edges.dtype).log()[None, :, None].repeat(sizes["N"], 1, sizes["B"])

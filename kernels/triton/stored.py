@@ -6,37 +6,31 @@ Votes are [N, P, S, B, H, C] and assignments [N, P, S, B, C], for any pose size 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from tritoncaps.kernels.em_routing import (
-    Moments,
-    Options,
-    Statistics,
-    fit,
-    fit_backward,
-    likelihood,
-    likelihood_backward,
-)
-from tritoncaps.kernels.triton import child_view, edge_view
+from tritoncaps.kernels.em_routing import Fit
+from tritoncaps.kernels.triton import child_view, edge_view, parents
 from tritoncaps.kernels.triton.config import blocks
 from tritoncaps.kernels.triton.em_routing import (
     ENTRIES,
-    child_log_sum,
     child_sum,
     children_from_votes,
+    log_sum,
     moments,
     weight_from_votes,
 )
-from tritoncaps.kernels.triton.em_routing import edges as pose_edges
 from tritoncaps.kernels.triton.launch import Edges, arithmetic, contiguous, launch, make_edges
+from tritoncaps.kernels.triton.parents import Moments, Statistics
 from tritoncaps.routing_map import Tables
 
 
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
     """V_ij = M_i W_ij: poses [N, L, 16, B], weight [K, B, C, 4, 4] -> votes [N, P, S, B, 16, C]."""
-    edges = pose_edges(poses, poses[:, :, 0], weight, tables, "global")
+    edges = _pose_edges(poses, weight, tables)
     N, P, S, B, C = (edges.sizes[name] for name in "NPSBC")
     votes = poses.new_empty(N, P, S, B, ENTRIES, C)
     _each_edge(edges, edge_view.pose_votes_kernel, edges.poses, edges.weight, tables.children, tables.weight_of, votes)
@@ -45,7 +39,7 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
 
 def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """dL/dM [N, L, 16, B] and dL/dW [K, B, C, 4, 4]."""
-    edges = pose_edges(poses, poses[:, :, 0], weight, tables, "global")
+    edges = _pose_edges(poses, weight, tables)
     grad_votes, none = grad_votes.contiguous(), (None,) * 9
     grad_poses, _ = children_from_votes(edges, grad_votes, none, 0, 0)
     return grad_poses, weight_from_votes(edges, grad_votes, none, 0, 0)
@@ -77,9 +71,8 @@ def m_step_forward(
 ) -> Statistics:
     """Fit every parent's Gaussian to its votes: mean, variance [N, P, H, C], logit, support [N, P, C]."""
     edges = _edges(votes, activations, tables, "global")
-    return fit(
-        _moments(edges, assignments, None), beta_u, beta_a, inverse_temperature, _options(variance_floor, mean_data)
-    )
+    fit = Fit(beta_u, beta_a, inverse_temperature, variance_floor, mean_data)
+    return parents.fit(_moments(edges, assignments, None), fit)
 
 
 def m_step_backward(
@@ -90,7 +83,7 @@ def m_step_backward(
     assignments: Tensor,
     activations: Tensor,
     beta_u: Tensor,
-    statistics: Statistics,
+    statistics: Sequence[Tensor],
     tables: Tables,
     inverse_temperature: float,
     variance_floor: float,
@@ -98,9 +91,10 @@ def m_step_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of votes, assignments, activations, beta_u and beta_a."""
     edges = _edges(votes, activations, tables, "global")
-    options = _options(variance_floor, mean_data)._replace(lambdas=(inverse_temperature,))
-    A, B, C, grad_beta_u, grad_beta_a = fit_backward(
-        grad_mean, grad_variance, grad_logit, statistics, beta_u, 0, options
+    fit = Fit(beta_u, beta_u, inverse_temperature, variance_floor, mean_data)
+    found = Statistics(*statistics)
+    A, B, C, _, grad_beta_u, grad_beta_a = parents.fit_backward(
+        grad_mean, grad_variance, grad_logit, found, found.mean, fit
     )
     assignments = assignments.contiguous()
     grad_votes, grad_assignments = torch.empty_like(edges.votes), torch.empty_like(assignments)
@@ -109,12 +103,12 @@ def m_step_backward(
         edges,
         edge_view.m_step_gradient_kernel,
         *(edges.votes, assignments, edges.activations, tables.children),
-        *contiguous(statistics.mean, A, B, C),
+        *contiguous(found.mean, A, B, C),
         *(grad_votes, grad_assignments, slope),
         H=votes.shape[4],
     )
     grad_activations = child_sum(edges, child_view.edge_product_kernel, assignments, slope, *edges.groups)
-    return grad_votes, grad_assignments, grad_activations, grad_beta_u, grad_beta_a
+    return grad_votes, grad_assignments, grad_activations, grad_beta_u.sum(dim=(0, 1)), grad_beta_a.sum(dim=(0, 1))
 
 
 def e_step_forward(
@@ -122,13 +116,12 @@ def e_step_forward(
 ) -> Tensor:
     """Share every child among its parents: assignments [N, P, S, B, C]."""
     edges = _edges(votes, None, tables, competition)
-    gaussian = likelihood(Statistics(mean, variance, logit, logit))
-    log_sum = child_log_sum(edges, gaussian)
+    gaussian = parents.likelihood(Statistics(mean, variance, logit, logit))
     assignments = votes.new_empty(*votes.shape[:4], votes.shape[5])
     _each_edge(
         edges,
         edge_view.assignment_kernel,
-        *(edges.votes, tables.children, *contiguous(*gaussian), log_sum, assignments),
+        *(edges.votes, tables.children, *contiguous(*gaussian), log_sum(edges, gaussian), assignments),
         H=votes.shape[4],
         LOCAL=edges.local,
     )
@@ -160,7 +153,7 @@ def e_step_backward(
         LOCAL=edges.local,
     )
     statistics = Statistics(mean, variance, logit, logit)
-    return grad_votes, *likelihood_backward(_moments(edges, dl, mean), statistics)
+    return grad_votes, *parents.likelihood_backward(_moments(edges, dl, mean), statistics)
 
 
 def _moments(edges: Edges, weights: Tensor, mean: Tensor | None) -> Moments:
@@ -172,6 +165,11 @@ def _moments(edges: Edges, weights: Tensor, mean: Tensor | None) -> Moments:
         parts.append(moments(edges, "stored", centre, stored=weights, i_h=i_h, count=count, about_mean=mean is None))
     total, *entries = zip(*parts, strict=True)
     return Moments(total[0], *(torch.cat(part, dim=2) for part in entries))
+
+
+def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
+    sizes = poses.shape[0], *weight.shape[1:3]
+    return make_edges(tables, "global", arithmetic(poses, weight), sizes, poses, weight, None, poses[:, :, 0])
 
 
 def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competition: str) -> Edges:
@@ -187,7 +185,3 @@ def _each_edge(edges: Edges, kernel: object, *pointers: Tensor | None, **numbers
     programs = blocks(sizes["N"], tile.BN) * blocks(sizes["B"], tile.BB) * sizes["P"] * sizes["S"]
     dtype = tl.float64 if edges.dtype == torch.float64 else tl.float32
     launch(kernel, programs, tile, *pointers, **sizes, **numbers, DTYPE=dtype)
-
-
-def _options(variance_floor: float, mean_data: float) -> Options:
-    return Options((), variance_floor, mean_data, "all")
