@@ -41,6 +41,11 @@ class ImageSet(Dataset):
         factors = {name: values[chosen] for name, values in self.factors.items()}
         return replace(self, images=self.images[chosen], labels=self.labels[chosen], factors=factors)
 
+    def split(self, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
+        """``count`` images chosen at random, and the others."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        return self.select(order[:count]), self.select(order[count:])
+
     def mono(self) -> ImageSet:
         """The first channel alone."""
         return replace(self, images=self.images[:, :1])

@@ -37,16 +37,12 @@ class MultiMNIST(Dataset):
         channels, height, width = self.digits.shape
         return channels, height + 2 * SHIFT, width + 2 * SHIFT
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        images, labels, digits = self.__getitems__([index])
+        return images[0], labels[0], digits[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        first, second, labels = self.parts(indices)
-        return (first.int() + second.int()).clamp(max=255).byte(), labels
-
-    def parts(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The two digits of each image, alone, and the two-hot labels."""
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, two-hot labels, and the digits alone [N, 2, 1, 36, 36], in the order of their classes."""
         index = np.asarray(indices, dtype=np.uint64)
         first = (index // np.uint64(self.pairs)).astype(np.int64)
         kind = self.digits.labels.numpy()
@@ -56,11 +52,16 @@ class MultiMNIST(Dataset):
             chosen = kind[first] == k
             second[chosen] = others[(random[0][chosen] * len(others)).astype(np.int64)]
         shifts = (np.stack(random[1:]) * (2 * SHIFT + 1)).astype(np.int64)
-        digits = [self._shifted(member, *shift) for member, shift in ((first, shifts[:2]), (second, shifts[2:]))]
-        labels = torch.zeros(len(index), len(self.classes), dtype=torch.long)
-        for member in (first, second):
-            labels[torch.arange(len(index)), self.digits.labels[member]] = 1
-        return digits[0], digits[1], labels
+        digits = torch.stack([self._shifted(first, *shifts[:2]), self._shifted(second, *shifts[2:])], dim=1)
+        classes = self.digits.labels[np.stack([first, second], axis=1)]
+        labels = torch.zeros(len(index), len(self.classes), dtype=torch.long).scatter(1, classes, 1)
+        in_order = digits[torch.arange(len(index))[:, None], classes.argsort(dim=1)]
+        return digits.int().sum(dim=1).clamp(max=255).byte(), labels, in_order
+
+    def split(self, count: int, seed: int) -> tuple[MultiMNIST, MultiMNIST]:
+        """``count`` images, rounded up to whole digits, chosen at random, and those of the other digits."""
+        chosen, others = self.digits.split(-(-count // self.pairs), seed)
+        return MultiMNIST(chosen, self.pairs, self.seed), MultiMNIST(others, self.pairs, self.seed)
 
     def _shifted(self, members: np.ndarray, y: np.ndarray, x: np.ndarray) -> Tensor:
         """Digits on 36x36, each with its upper left corner at (y, x)."""

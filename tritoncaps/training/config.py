@@ -1,0 +1,151 @@
+"""All settings of a run, in one place: the command line, the configuration file and the checkpoint have these names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from tritoncaps.data import DATASETS
+from tritoncaps.data.pipeline import CROPS
+from tritoncaps.training.networks import NETWORKS
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used."""
+
+
+def _setting(default: Any, help: str, choices: tuple | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Config:
+    """The defaults are those of "Matrix Capsules with EM Routing" where it names a figure."""
+
+    data: str = _setting("toynorb", "data set", tuple(DATASETS))
+    data_dir: str | None = _setting(None, "folder of the data files [TRITONCAPS_DATA, or the user's cache]")
+    mono: bool = _setting(False, "only the left image of stereo pairs")
+    novel: str = _setting("none", "train on a third of the views, test on all", ("none", "azimuth", "elevation"))
+    limit: int | None = _setting(None, "train on this many images, chosen at random [all]")
+    test_limit: int | None = _setting(None, "test on this many images, chosen at random [all]")
+    validation: int = _setting(
+        0, "training images to hold out, to choose the best network on instead of the test images"
+    )
+    standardise: str = _setting("auto", "images of mean 0 and variance 1", ("auto", "crop", "image", "none"))
+    crops: int = _setting(1, "crops of each test image whose predictions are averaged", tuple(CROPS))
+
+    model: str = _setting("matrix-capsnet-small", "network", tuple(NETWORKS))
+    iterations: int = _setting(3, "routing iterations")
+    backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
+
+    loss: str = _setting("auto", "loss [the network's own]", ("auto", "spread", "margin", "cross-entropy"))
+    margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
+    margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")
+    reconstruction: float = _setting(0.0005, "weight of the decoder's squared error, for networks that have one")
+
+    epochs: int = _setting(10, "passes over the training images")
+    steps: int | None = _setting(None, "optimiser steps, instead of epochs")
+    batch_size: int = _setting(64, "images of a step, over all devices")
+    accumulate: int = _setting(1, "parts that a device's share of a batch is computed in, to save memory")
+    lr: float = _setting(3e-3, "learning rate of Adam")
+    lr_schedule: str = _setting("exponential", "how it decays; cosine: to 0 at the end", ("exponential", "cosine"))
+    lr_decay: float = _setting(0.96, "factor of the exponential schedule")
+    lr_decay_steps: int = _setting(20_000, "steps in which this factor is reached")
+    weight_decay: float = _setting(2e-7, "weight of the L2 penalty")
+    ema: float = _setting(0.0, "decay of a moving average of the weights, which is then tested; 0: none")
+    patience: int = _setting(0, "stop after this many evaluations without a better accuracy; 0: never")
+
+    device: str = _setting("auto", "cpu, cuda, cuda:1, .. [a GPU if there is one]")
+    amp: str = _setting("none", "mixed precision", ("none", "bfloat16", "float16"))
+    compile: bool = _setting(False, "torch.compile the network")
+    workers: int = _setting(0, "processes that load images")
+    seed: int = _setting(0, "of weights, order and augmentation")
+
+    out: str | None = _setting(None, "folder of the run [runs/DATA-MODEL, numbered]")
+    checkpoint_every: int = _setting(500, "steps between checkpoints")
+    evaluate_every: int = _setting(1, "epochs between evaluations")
+    log_every: int = _setting(20, "steps between lines of metrics")
+
+    def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self))
+        for item in fields(self):
+            value, name = getattr(self, item.name), flag(item.name)
+            object.__setattr__(self, item.name, _typed(name, value, kinds[item.name]))
+            choices = item.metadata["choices"]
+            if choices and value is not None and value not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(map(str, choices))}, but it is {value!r}")
+        for key in ("iterations", "epochs", "batch_size", "accumulate", "lr_decay_steps", "checkpoint_every"):
+            self._at_least(key, 1)
+        for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps"):
+            self._at_least(key, 1)
+        for key in ("validation", "workers", "patience", "lr", "weight_decay", "reconstruction", "seed"):
+            self._at_least(key, 0)
+        if not 0 <= self.ema < 1:
+            raise ConfigError(f"--ema must be at least 0 and below 1, but it is {self.ema}")
+
+    def _at_least(self, key: str, least: int) -> None:
+        value = getattr(self, key)
+        if value is not None and not value >= least:
+            raise ConfigError(f"{flag(key)} must be at least {least}, but it is {value}")
+
+    def to_toml(self) -> str:
+        """Settings that are None are left out; TOML has no word for it."""
+        pairs = ((name, value) for name, value in asdict(self).items() if value is not None)
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in pairs)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The settings in a TOML or YAML file."""
+    path = Path(path)
+    try:
+        content = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror or error}") from None
+    settings = _parse_yaml(path, content) if path.suffix in (".yaml", ".yml") else _parse_toml(path, content)
+    settings = {name.replace("-", "_"): value for name, value in settings.items()}
+    unknown = settings.keys() - {item.name for item in fields(Config)}
+    if unknown:
+        raise ConfigError(f"--config {path}: there is no setting called {sorted(unknown)[0]!r}")
+    return settings
+
+
+def _parse_toml(path: Path, content: str) -> dict[str, Any]:
+    try:
+        import tomllib  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:  # before Python 3.11
+        import tomli as tomllib
+    try:
+        return tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}") from None
+
+
+def _parse_yaml(path: Path, content: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(f"--config {path}: YAML needs the package PyYAML; TOML needs none") from None
+    try:
+        settings = yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--config {path} must hold names and values")
+    return settings
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """``value`` as a ``kind`` such as float or int | None; whole numbers may stand for numbers."""
+    kinds = get_args(kind) or (kind,)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not any(type(value) is k for k in kinds):
+        expected = " or ".join(k.__name__ for k in kinds if k is not type(None))
+        raise ConfigError(f"{name} must be of type {expected}, but it is {value!r}")
+    return value

@@ -1,0 +1,66 @@
+"""One process for each device, started by torchrun; without it, a world of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tritoncaps.training.config import ConfigError
+
+
+class World(NamedTuple):
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, text: str) -> str:
+        """The main process's text."""
+        box = [text]
+        if self.size > 1:
+            dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """What torchrun says in the environment: rank, number of processes and this process's GPU."""
+    size, rank, local = (int(os.environ.get(name, 0)) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    if size <= 1:
+        yield World(0, 1, choose_device(device))
+        return
+    own = choose_device(f"cuda:{local}" if device in ("auto", "cuda") and torch.cuda.is_available() else device)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, own)
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:NUMBER, but it is {name!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+    return device

@@ -1,0 +1,337 @@
+"""The training loop.
+
+Everything random in a step is drawn from (seed, step, process), and a checkpoint holds all that a step needs. So a run
+that was killed goes on as if nothing had happened: on a CPU, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from tritoncaps.data.files import write_atomically
+from tritoncaps.data.pipeline import RANDOM_NUMBERS
+from tritoncaps.training.checkpoint import BEST, LAST, CheckpointError, load_checkpoint, save_checkpoint
+from tritoncaps.training.config import Config, ConfigError
+from tritoncaps.training.distributed import World, world
+from tritoncaps.training.evaluation import Evaluation, as_it_is, autocast, evaluate, views
+from tritoncaps.training.interrupts import Interrupts
+from tritoncaps.training.metrics import Metrics
+from tritoncaps.training.objective import Objective, correct
+from tritoncaps.training.progress import Progress
+from tritoncaps.training.task import build_network, load_splits, loss_of, pipeline_of, task_of
+
+
+class DivergedError(RuntimeError):
+    """The loss or a weight is no longer a number."""
+
+
+class Result(NamedTuple):
+    """How a run ended: "finished", "early stop" or "interrupted". ``accuracy`` is that of the last weights."""
+
+    reason: str
+    folder: Path
+    step: int
+    accuracy: float
+    best_accuracy: float
+    seconds: float
+    images_per_second: float
+    evaluation: Evaluation | None
+
+
+def train(config: Config, resume: bool = False, quiet: bool = False) -> Result:
+    """Train a network as ``config`` says. ``resume``: go on with the run in ``config.out``."""
+    with world(config.device) as w:
+        config = replace(config, out=w.agree(str(_folder(config, resume))))
+        saved = load_checkpoint(Path(config.out or "") / LAST) if resume else None
+        trainer = Trainer(config, w, saved, quiet)
+        try:
+            return trainer.run()
+        finally:
+            trainer.close()
+
+
+class Trainer:
+    """A run: data, network, optimiser, and how far they are."""
+
+    def __init__(self, config: Config, w: World, saved: dict[str, Any] | None, quiet: bool) -> None:
+        self.config, self.world, self.folder = config, w, Path(config.out or "")
+        self.pipeline, loss = pipeline_of(config), loss_of(config)
+        self.data = load_splits(config)
+        self.share = self._share()
+        self.steps_per_epoch = len(self.data.train) // config.batch_size
+        self.steps = config.steps or config.epochs * self.steps_per_epoch
+
+        self.objective = self._build_objective(loss)
+        self.network = self.objective.network
+        self.average = _average(self.network, config.ema) if config.ema else None
+        trained = [p for p in self.network.parameters() if p.requires_grad]
+        self.optimiser = torch.optim.Adam(trained, lr=config.lr, weight_decay=config.weight_decay)
+        self.scaler = torch.amp.GradScaler(w.device.type, enabled=config.amp == "float16")
+
+        self.step, self.seconds = 0, 0.0
+        self.best, self.evaluations_since_best = 0.0, 0
+        self.latest: Evaluation | None = None
+        if saved is not None:
+            self._restore(saved)
+        if config.compile:
+            self.network.compile()
+        self.parallel: nn.Module = self.objective
+        if w.size > 1:
+            self.parallel = DistributedDataParallel(self.objective, broadcast_buffers=False)
+        self.totals = torch.zeros(3, dtype=torch.float64, device=w.device)  # loss, right, images since the last log
+        self.speed, self._clock, self._logged = 0.0, 0.0, (self.step, self.seconds)
+        self.metrics = Metrics(self.folder, self.step) if w.is_main else None
+        self.progress = Progress(self.steps * config.batch_size, self.step * config.batch_size, quiet or not w.is_main)
+        if w.is_main:
+            write_atomically(self.folder / "config.toml", lambda file: file.write(config.to_toml().encode()))
+
+    def run(self) -> Result:
+        reason = "finished"
+        with Interrupts() as interrupts:
+            self._clock = time.perf_counter()
+            for parts in self._batches():
+                self._step(parts)
+                self.progress.advance(self.config.batch_size)
+                if self.step % self.config.log_every == 0 or self.step == self.steps:
+                    self._log()
+                if self._ends_epoch() or self.step == self.steps:
+                    self._evaluate()
+                    self.save()
+                    if self.config.patience and self.evaluations_since_best >= self.config.patience:
+                        reason = "early stop"
+                        break
+                elif self.step % self.config.checkpoint_every == 0:
+                    self.save()
+                if self._asked(interrupts):
+                    self.save()
+                    reason = "interrupted" if self.step < self.steps else "finished"
+                    break
+        if self.latest is None and reason == "finished":  # a finished run was resumed
+            self._evaluate()
+        accuracy = self.latest.accuracy if self.latest else float("nan")
+        return Result(reason, self.folder, self.step, accuracy, self.best, self.seconds, self.speed, self.latest)
+
+    def save(self) -> None:
+        """The last checkpoint, unless what would be saved is not finite."""
+        self._log()
+        state = self.network.state_dict()
+        if not all(value.isfinite().all() for value in state.values() if value.is_floating_point()):
+            raise DivergedError(self._farewell("a weight"))
+        if self.world.is_main:
+            save_checkpoint(
+                self.folder / LAST,
+                self.config,
+                network=state,
+                average=self.average.state_dict() if self.average else None,
+                optimiser=self.optimiser.state_dict(),
+                scaler=self.scaler.state_dict(),
+                **{name: getattr(self, name) for name in _COUNTERS},
+            )
+
+    def close(self) -> None:
+        self.progress.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def _step(self, parts: list[tuple[Tensor, ...]]) -> None:
+        """One step of the optimiser, on a batch in several parts."""
+        self.objective.set_step(self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self._learning_rate()
+        # drawn for the whole batch, so that an image is treated alike on however many devices
+        torch.manual_seed(_seed(self.config.seed, self.step))
+        random = torch.rand(self.config.batch_size, RANDOM_NUMBERS)[self.world.rank :: self.world.size]
+        torch.manual_seed(_seed(self.config.seed, self.step, self.world.rank))
+        for part, (batch, numbers) in enumerate(zip(parts, random.split(self.share), strict=True)):
+            last = part == len(parts) - 1
+            waits = isinstance(self.parallel, DistributedDataParallel) and not last
+            with self.parallel.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                self._backward(batch, numbers)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update_parameters(self.network)
+        self.step += 1
+        now = time.perf_counter()
+        self.seconds += now - self._clock
+        self._clock = now
+
+    def _backward(self, batch: tuple[Tensor, ...], random: Tensor) -> None:
+        images, labels, *drawings = (x.to(self.world.device, non_blocking=True) for x in batch)
+        seen = self.pipeline.train(images, random.to(self.world.device))
+        target = drawings[0].float() / 255 if drawings else None
+        with autocast(self.world.device, self.config.amp):
+            loss, scores = self.parallel(seen, labels, target)
+        self.scaler.scale(loss / self.config.accumulate).backward()
+        right = correct(scores.detach(), labels).sum()
+        self.totals += torch.stack([loss.detach() * len(labels), right, right.new_tensor(len(labels))])
+
+    def _batches(self) -> Iterator[list[tuple[Tensor, ...]]]:
+        """From the current step to the last, the parts of this process's share of each batch."""
+        sampler: DistributedSampler = DistributedSampler(
+            self.data.train, self.world.size, self.world.rank, seed=self.config.seed, drop_last=True
+        )
+        parts = self.config.accumulate
+        while self.step < self.steps:
+            epoch, done = divmod(self.step, self.steps_per_epoch)
+            sampler.set_epoch(epoch)
+            order = BatchSampler(sampler, self.share, drop_last=True)
+            until = min(self.steps_per_epoch, done + self.steps - self.step)
+            loader = DataLoader(
+                self.data.train,
+                batch_sampler=list(islice(order, done * parts, until * parts)),  # type: ignore[arg-type]
+                collate_fn=as_it_is,
+                num_workers=self.config.workers,
+                pin_memory=self.world.device.type == "cuda",
+            )
+            batches = iter(loader)
+            for _ in range(until - done):
+                yield [next(batches) for _ in range(parts)]
+
+    def _log(self) -> None:
+        """The mean loss and accuracy since the last time; stops the run if the loss is not a number."""
+        loss, right, images = self.world.sum(self.totals.clone()).tolist()
+        self.totals.zero_()
+        if images == 0:
+            return
+        if not math.isfinite(loss):
+            raise DivergedError(self._farewell("the loss"))
+        step, seconds = self._logged
+        self.speed = (self.step - step) * self.config.batch_size / max(self.seconds - seconds, 1e-9)
+        self._logged = (self.step, self.seconds)
+        numbers = {"loss": loss / images, "accuracy": right / images}
+        self.progress.show(**numbers)
+        if self.metrics is not None:
+            self.metrics.add(
+                "train",
+                self.step,
+                **numbers,
+                epoch=self.step / self.steps_per_epoch,
+                lr=self._learning_rate(),
+                images_per_second=self.speed,
+                seconds=self.seconds,
+            )
+
+    def _evaluate(self) -> None:
+        """On the held-out images if there are any, otherwise on the test images; keeps the best network."""
+        config = self.config
+        network = self.average if self.average is not None else self.network
+        kind = "validation" if self.data.validation is not None else "test"
+        data = self.data.test if self.data.validation is None else self.data.validation
+        self.latest = evaluate(network, data, self.pipeline, self.world, config.crops, config.amp, config.workers)
+        accuracy, epoch = self.latest.accuracy, self.step / self.steps_per_epoch
+        self.evaluations_since_best += 1
+        if accuracy > self.best:
+            self.best, self.evaluations_since_best = accuracy, 0
+            if self.world.is_main:
+                weights = (network.module if isinstance(network, AveragedModel) else network).state_dict()
+                save_checkpoint(self.folder / BEST, config, network=weights, step=self.step, accuracy=accuracy)
+        if self.metrics is not None:
+            seen = views(self.latest, data, config.novel)
+            self.metrics.add(kind, self.step, accuracy=accuracy, epoch=epoch, seconds=self.seconds, **seen)
+            split = "".join(f", {name} views {value:.2%}" for name, value in seen.items())
+            self.progress.say(
+                f"epoch {epoch:.4g}, step {self.step}: {kind} accuracy {accuracy:.2%}{split} "
+                f"(best {self.best:.2%}), {self.seconds:.0f} s of training"
+            )
+        self._clock = time.perf_counter()  # the time of evaluations is not counted
+
+    def _build_objective(self, loss: str) -> Objective:
+        torch.manual_seed(self.config.seed)
+        network = build_network(self.config, task_of(self.config, self.data.train))
+        margin_steps = self.config.margin_steps or max(self.steps // 2, 1)
+        objective = Objective(network, loss, self.config.margin, margin_steps, self.config.reconstruction)
+        decoder = getattr(network, "decoder", None)
+        if decoder is not None and not objective.reconstruction:
+            decoder.requires_grad_(False)
+        return objective.to(self.world.device)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        try:
+            self.network.load_state_dict(saved["network"])
+            self.optimiser.load_state_dict(saved["optimiser"])
+            self.scaler.load_state_dict(saved["scaler"])
+            if self.average is not None:
+                self.average.load_state_dict(saved["average"])
+            for name in _COUNTERS:
+                setattr(self, name, saved[name])
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{self.folder / LAST} does not fit this configuration: {reason}") from None
+
+    def _share(self) -> int:
+        """Images of a part of this process's share of a batch."""
+        config, processes = self.config, self.world.size
+        if config.amp == "float16" and self.world.device.type == "cpu":
+            raise ConfigError("--amp float16 needs a GPU; use bfloat16 or none on the CPU")
+        if config.batch_size % (processes * config.accumulate):
+            raise ConfigError(
+                f"--batch-size must be a multiple of {processes * config.accumulate}, "
+                f"processes times --accumulate, but it is {config.batch_size}"
+            )
+        return config.batch_size // (processes * config.accumulate)
+
+    def _learning_rate(self) -> float:
+        if self.config.lr_schedule == "cosine":
+            return self.config.lr * 0.5 * (1 + math.cos(math.pi * min(self.step / self.steps, 1)))
+        return self.config.lr * self.config.lr_decay ** (self.step / self.config.lr_decay_steps)
+
+    def _ends_epoch(self) -> bool:
+        return self.step % (self.steps_per_epoch * self.config.evaluate_every) == 0
+
+    def _asked(self, interrupts: Interrupts) -> bool:
+        """Has any process been asked to end? They must all agree on the step."""
+        if self.world.size == 1:
+            return interrupts.asked
+        if self.step % self.config.log_every:
+            return False
+        return bool(self.world.sum(torch.tensor(float(interrupts.asked), device=self.world.device)) > 0)
+
+    def _farewell(self, what: str) -> str:
+        last = self.folder / LAST
+        kept = f"the last good checkpoint is {last}" if last.exists() else "there is no checkpoint yet"
+        return f"{what} is not finite at step {self.step}: training stops; {kept}; try a lower --lr"
+
+
+_COUNTERS = ("step", "seconds", "best", "evaluations_since_best")
+
+
+def _average(network: nn.Module, decay: float) -> AveragedModel:
+    return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
+
+
+def _seed(*numbers: int) -> int:
+    """One well-mixed seed of several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _folder(config: Config, resume: bool) -> Path:
+    """The run's folder: the one given, which must be free unless the run goes on, or a new one."""
+    if config.out is not None:
+        folder = Path(config.out)
+        if not resume and (folder / LAST).exists():
+            raise ConfigError(f"--out {folder} holds a run already: go on with --resume, or name another folder")
+        return folder
+    if resume:
+        raise ConfigError("--resume needs the folder of the run, with --out")
+    name, number = Path("runs") / f"{config.data}-{config.model}", 1
+    folder = name
+    while folder.exists():
+        number += 1
+        folder = name.with_name(f"{name.name}-{number}")
+    return folder

@@ -1,0 +1,55 @@
+"""Metrics of a run: JSON lines in metrics.jsonl and, if TensorBoard is installed, its own files beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tritoncaps.data.files import write_atomically
+
+METRICS = "metrics.jsonl"
+
+
+class Metrics:
+    """Rows of numbers by step. A run that goes on from ``step`` forgets the rows after it."""
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        path = folder / METRICS
+        kept = [row for row in read_metrics(folder) if row["step"] <= step] if step else []
+        write_atomically(path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in kept).encode()))
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115 - open as long as the run
+        self._board = _tensorboard(folder)
+
+    def add(self, kind: str, step: int, **numbers: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
+        if self._board is not None:
+            for name, value in numbers.items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows so far; a last line that a killed run did not finish is left out."""
+    path = folder / METRICS
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = []
+    for line in lines:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))

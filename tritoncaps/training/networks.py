@@ -1,0 +1,78 @@
+"""The networks by name. To add one, add an entry: how it is built for some images, and the loss it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import nn
+
+from tritoncaps.models import CapsNet, MatrixCapsNet, baselines
+
+
+class Task(NamedTuple):
+    """What a network is for: the data set's name, the images that it gets and the classes that it tells apart."""
+
+    data: str
+    channels: int
+    height: int
+    width: int
+    classes: int
+
+
+class Network(NamedTuple):
+    """``build`` takes a task, the routing iterations and a backend. ``standardise``: it wants mean 0 and variance 1."""
+
+    build: Callable[[Task, int, str | None], nn.Module]
+    loss: str
+    standardise: bool
+    description: str
+
+
+def _matrix_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+    channels = (256 if task.data == "cifar10" else 32, 32, 32, 32)
+    return MatrixCapsNet(task.channels, task.classes, channels, iterations, backend=backend)
+
+
+def _small_matrix_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+    return MatrixCapsNet.small(task.channels, task.classes, iterations, backend=backend)
+
+
+def _capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+    side = _square(task)
+    if task.data == "cifar10":
+        return CapsNet.cifar10(backend=backend)
+    if task.data == "svhn":
+        return CapsNet.svhn(iterations=iterations, backend=backend)
+    return CapsNet(task.channels, task.classes, side, iterations, backend=backend)
+
+
+def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, int, str | None], nn.Module]:
+    return lambda task, iterations, backend: kind(task.channels, task.classes, _square(task))
+
+
+def _linear(task: Task, iterations: int, backend: str | None) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(task.channels * task.height * task.width, task.classes))
+
+
+def _square(task: Task) -> int:
+    if task.height != task.width:
+        raise ValueError(f"this network needs square images, but they are {task.height}x{task.width}")
+    return task.height
+
+
+NETWORKS: dict[str, Network] = {
+    "matrix-capsnet-small": Network(_small_matrix_capsnet, "spread", True, "EM routing, A=64 B=8 C=D=16"),
+    "matrix-capsnet": Network(_matrix_capsnet, "spread", True, "EM routing, A=B=C=D=32"),
+    "capsnet": Network(_capsnet, "margin", False, "dynamic routing, with a decoder"),
+    "cnn-smallnorb": Network(_baseline(baselines.SmallNORBBaseline), "cross-entropy", True, "baseline, Hinton 2018"),
+    "cnn-mnist": Network(_baseline(baselines.MNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),
+    "cnn-multimnist": Network(_baseline(baselines.MultiMNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),
+    "linear": Network(_linear, "cross-entropy", True, "a linear classifier of the pixels"),
+}
+
+
+def build(name: str, task: Task, iterations: int = 3, backend: str | None = None) -> nn.Module:
+    if name not in NETWORKS:
+        raise ValueError(f"model must be one of {', '.join(NETWORKS)}, but it is {name!r}")
+    return NETWORKS[name].build(task, iterations, backend)

@@ -1,0 +1,75 @@
+"""What a network is trained for: a loss of the papers on its classes and, if it has a decoder, on its drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tritoncaps.capsules import Capsules
+from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
+
+
+class Objective(nn.Module):
+    """A network with its loss, as one module, so that DistributedDataParallel sees the decoder's work too."""
+
+    def __init__(self, network: nn.Module, loss: str, margin: str, margin_steps: int, reconstruction: float) -> None:
+        super().__init__()
+        self.network = network
+        self.loss = _loss(loss, margin, margin_steps)
+        self.reconstruction = reconstruction if getattr(network, "decoder", None) is not None else 0.0
+
+    def set_step(self, step: int) -> None:
+        if isinstance(self.loss, SpreadLoss):
+            self.loss.set_step(step)
+
+    def forward(self, images: Tensor, labels: Tensor, drawings: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss, and the scores of the classes [N, classes]. The decoder is to draw ``drawings``: the images, or
+        the digits [N, 2, C, H, W] of which they are made."""
+        outputs = self.network(images)
+        loss = self.loss(outputs, labels)
+        if self.reconstruction:
+            target = images if drawings is None else drawings
+            classes = labels if labels.ndim == 1 else _present(labels)
+            drawn = self.network.reconstruct(outputs, classes)  # type: ignore[operator]
+            loss = loss + self.reconstruction * (drawn - target).square().sum() / len(images)
+        return loss, class_scores(outputs)
+
+
+def class_scores(outputs: Capsules | Tensor) -> Tensor:
+    """Activations of class capsules; probabilities of a baseline's classes."""
+    return outputs.softmax(dim=1) if isinstance(outputs, Tensor) else outputs[1]
+
+
+def correct(scores: Tensor, labels: Tensor) -> Tensor:
+    """Which images are right, [N]: the class, or all classes of an image that has several."""
+    if labels.ndim == 1:
+        return scores.argmax(dim=1) == labels
+    count = int(labels[0].sum()) if len(labels) else 1
+    found = torch.zeros_like(labels).scatter(1, scores.topk(count, dim=1).indices, 1)
+    return (found == labels).all(dim=1)
+
+
+class CrossEntropy(nn.Module):
+    """Of scores or of capsules' activations; for several classes in an image, one yes or no for each."""
+
+    def forward(self, outputs: Capsules | Tensor, labels: Tensor) -> Tensor:
+        logits = outputs if isinstance(outputs, Tensor) else outputs[1]
+        if labels.ndim == 1:
+            return F.cross_entropy(logits, labels)
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype)) * labels.shape[1]
+
+
+def _loss(name: str, margin: str, steps: int) -> nn.Module:
+    if name == "spread":
+        schedules: dict[str, Callable[[int], float] | float]
+        schedules = {"linear": LinearMargin(steps), "sigmoid": SigmoidMargin(steps), "fixed": 0.5}
+        return SpreadLoss(schedules[margin])
+    return MarginLoss() if name == "margin" else CrossEntropy()
+
+
+def _present(labels: Tensor) -> Tensor:
+    """Multi-hot [N, classes] -> the classes [N, m], ascending."""
+    return labels.topk(int(labels[0].sum()), dim=1).indices.sort(dim=1).values

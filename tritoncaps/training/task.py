@@ -1,0 +1,80 @@
+"""What a configuration means: images to train and to test on, how they are treated, and the network for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import nn
+
+from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
+from tritoncaps.training.config import Config, ConfigError
+from tritoncaps.training.networks import NETWORKS, Task, build
+
+Data = ImageSet | MultiMNIST
+
+
+class Splits(NamedTuple):
+    """``validation`` is None unless images are held out."""
+
+    train: Data
+    validation: Data | None
+    test: Data
+
+
+def load_splits(config: Config) -> Splits:
+    train = load(config.data, "train", config.data_dir)
+    validation: Data | None = None
+    if config.novel != "none":
+        if not isinstance(train, ImageSet) or config.novel not in train.factors:
+            raise ConfigError(f"--novel {config.novel} needs data with views, such as toynorb, but it is {config.data}")
+        train = train.select(familiar_views(train, config.novel))
+    if config.validation:
+        if config.validation >= len(train):
+            raise ConfigError(f"--validation must be below {len(train)}, all images, but it is {config.validation}")
+        validation, train = train.split(config.validation, config.seed)
+    if config.limit and config.limit < len(train):
+        train = train.split(config.limit, config.seed)[0]
+    if config.batch_size > len(train):
+        raise ConfigError(f"--batch-size must be at most {len(train)}, the training images, not {config.batch_size}")
+    return Splits(_channels(config, train), validation and _channels(config, validation), load_test(config))
+
+
+def load_test(config: Config) -> Data:
+    test = load(config.data, "test", config.data_dir)
+    if config.test_limit and config.test_limit < len(test):
+        test = test.split(config.test_limit, config.seed)[0]
+    return _channels(config, test)
+
+
+def _channels(config: Config, data: Data) -> Data:
+    return data.mono() if config.mono and isinstance(data, ImageSet) else data
+
+
+def pipeline_of(config: Config) -> Pipeline:
+    """The data set's, with the standardisation that the network wants or the configuration names."""
+    pipeline = DATASETS[config.data].pipeline
+    own = pipeline.standardise if NETWORKS[config.model].standardise else None
+    chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
+    if chosen is not None and config.model == "capsnet" and config.reconstruction:
+        raise ConfigError("--model capsnet draws pixels of 0 to 1: use --standardise none, or --reconstruction 0")
+    return replace(pipeline, standardise=chosen)
+
+
+def task_of(config: Config, data: Data) -> Task:
+    channels, height, width = data.shape
+    return Task(config.data, channels, *pipeline_of(config).size(height, width), len(data.classes))
+
+
+def build_network(config: Config, task: Task) -> nn.Module:
+    return build(config.model, task, config.iterations, config.backend)
+
+
+def loss_of(config: Config) -> str:
+    own = NETWORKS[config.model].loss
+    chosen = own if config.loss == "auto" else config.loss
+    if own == "cross-entropy" and chosen != own:
+        raise ConfigError(f"--loss {chosen} is for capsules; --model {config.model} is trained by cross-entropy")
+    if config.data == "multimnist" and chosen == "spread":
+        raise ConfigError("--loss spread is for one class an image; use --loss margin for --data multimnist")
+    return chosen
