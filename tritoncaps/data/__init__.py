@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tritoncaps.data.affnist import load_affnist
+from tritoncaps.data.cifar import CLASSES as OBJECTS
 from tritoncaps.data.cifar import load_cifar10
 from tritoncaps.data.files import DataError, data_folder
-from tritoncaps.data.idx import load_fashion_mnist, load_mnist
+from tritoncaps.data.idx import CLOTHES, DIGITS, load_fashion_mnist, load_mnist
 from tritoncaps.data.images import ImageSet, familiar_views
 from tritoncaps.data.multimnist import MultiMNIST, load_multimnist
-from tritoncaps.data.norb import load_smallnorb
+from tritoncaps.data.norb import CATEGORIES, load_smallnorb
 from tritoncaps.data.pipeline import Pipeline
 from tritoncaps.data.svhn import load_svhn
 from tritoncaps.data.toynorb import load_toynorb
@@ -29,9 +30,11 @@ SPLITS = ("train", "test")
 
 
 class Entry(NamedTuple):
-    """A data set by name: how it is loaded, how its images are treated, and which sets' files it needs."""
+    """A data set by name: its loader, its images and how they are treated, and the sets whose files it needs."""
 
     load: Callable[[str, Path], ImageSet | MultiMNIST]
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
     pipeline: Pipeline
     files: tuple[str, ...]
     description: str
@@ -40,21 +43,27 @@ class Entry(NamedTuple):
 # the authors' own pipeline: 96 to 48 pixels, brightness, contrast, a crop of 32, standardised last
 _NORB = Pipeline(crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise="crop")
 
+_DIGITS = Pipeline(pad=2, standardise="crop")
+_PLAIN = Pipeline(standardise="crop")
+
 DATASETS: dict[str, Entry] = {
-    "toynorb": Entry(load_toynorb, _NORB, (), "rendered here: five kinds of toys, stereo, 48x48"),
-    "smallnorb": Entry(load_smallnorb, _NORB, ("smallnorb",), "photographs of five kinds of toys, stereo, 48x48"),
-    "mnist": Entry(load_mnist, Pipeline(pad=2, standardise="crop"), ("mnist",), "digits, 28x28"),
-    "fashion-mnist": Entry(
-        load_fashion_mnist, Pipeline(pad=2, standardise="crop"), ("fashion-mnist",), "clothes, 28x28"
-    ),
-    "multimnist": Entry(
-        load_multimnist, Pipeline(standardise="crop"), ("mnist",), "two overlapping digits, made of MNIST, 36x36"
-    ),
+    "toynorb": Entry(load_toynorb, (2, 48, 48), CATEGORIES, _NORB, (), "five kinds of toys, stereo, rendered here"),
+    "smallnorb": Entry(load_smallnorb, (2, 48, 48), CATEGORIES, _NORB, ("smallnorb",), "five kinds of toys, stereo"),
+    "mnist": Entry(load_mnist, (1, 28, 28), DIGITS, _DIGITS, ("mnist",), "handwritten digits"),
+    "fashion-mnist": Entry(load_fashion_mnist, (1, 28, 28), CLOTHES, _DIGITS, ("fashion-mnist",), "clothes"),
+    "multimnist": Entry(load_multimnist, (1, 36, 36), DIGITS, _PLAIN, ("mnist",), "two overlapping digits"),
     "affnist": Entry(
-        load_affnist, Pipeline(pad=6, standardise="crop"), ("mnist", "affnist"), "digits, 40x40; affine ones for tests"
+        load_affnist,
+        (1, 40, 40),
+        DIGITS,
+        Pipeline(pad=6, standardise="crop"),
+        ("mnist", "affnist"),
+        "digits; those to test on are affinely transformed",
     ),
-    "cifar10": Entry(load_cifar10, Pipeline(crop=24, standardise="crop"), ("cifar10",), "ten classes, colour, 32x32"),
-    "svhn": Entry(load_svhn, Pipeline(standardise="crop"), ("svhn",), "house numbers, colour, 32x32"),
+    "cifar10": Entry(
+        load_cifar10, (3, 32, 32), OBJECTS, Pipeline(crop=24, standardise="crop"), ("cifar10",), "animals and vehicles"
+    ),
+    "svhn": Entry(load_svhn, (3, 32, 32), DIGITS, _PLAIN, ("svhn",), "house numbers"),
 }
 
 

@@ -13,6 +13,11 @@ class Source(NamedTuple):
     sha256: str
     addresses: tuple[str, ...]
 
+    @property
+    def unpacked(self) -> str:
+        """Its name after gunzip, which loaders take as well."""
+        return self.name.removesuffix(".gz")
+
 
 def _sources(addresses: tuple[str, ...], *files: tuple[str, int, str]) -> tuple[Source, ...]:
     return tuple(Source(*file, addresses) for file in files)

@@ -1,0 +1,79 @@
+"""The command `tritoncaps`: one file for each subcommand, with `add` for its arguments and `run` for its work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tritoncaps.cli import bench, data, doctor, evaluate, info, predict, train
+from tritoncaps.data import DataError
+from tritoncaps.training import CheckpointError, ConfigError, DivergedError
+from tritoncaps.version import __version__
+
+OK, FAILED, DIVERGED, INTERRUPTED = 0, 1, 3, 130
+
+EPILOG = """\
+examples:
+  tritoncaps train                                       a small capsule network on ToyNORB, rendered here
+  tritoncaps train --data mnist --model capsnet --epochs 3
+  tritoncaps evaluate runs/mnist-capsnet
+  tritoncaps data get mnist
+  tritoncaps info --model matrix-capsnet
+  tritoncaps doctor
+
+exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupted (a checkpoint is saved)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser().parse_args(given)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception as error:
+        if args.debug:
+            raise
+        print(f"tritoncaps {args.command}: {_sentence(error)}", file=sys.stderr)
+        return DIVERGED if isinstance(error, DivergedError) else FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="tritoncaps",
+        description="Capsule networks: train, evaluate, look into them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"tritoncaps {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (train, evaluate, predict, data, info, bench, doctor):
+        name = module.__name__.rsplit(".", 1)[1]
+        summary, _, examples = (module.__doc__ or "").partition("\n\n")
+        command = commands.add_parser(
+            name,
+            help=summary.strip(),
+            description=summary,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add(command)
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command.set_defaults(run=module.run)
+    return top
+
+
+def _sentence(error: Exception) -> str:
+    """One line. Errors that are not our own say what they are."""
+    text = " ".join(str(error).split())
+    if isinstance(error, (DataError, ConfigError, CheckpointError, DivergedError)):
+        return text
+    return f"{type(error).__name__}: {text} (--debug shows where)"

@@ -1,0 +1,121 @@
+"""versions, devices, backends, caches, and a self-test in seconds
+
+examples:
+  tritoncaps doctor
+  tritoncaps doctor --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tritoncaps
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, backends
+from tritoncaps.data import data_folder
+
+PACKAGES = ("torch", "triton", "numba", "einops", "numpy", "tqdm", "matplotlib", "pillow", "tensorboard")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    report: dict[str, Any] = {
+        "tritoncaps": tritoncaps.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "threads": torch.get_num_threads(),
+        "devices": [{"device": str(d), "name": n, "backend": _backend(d)} for d, n in _devices()],
+        "caches": {"kernels": _kernel_cache(), "data": _data_cache()},
+        "self-test": [_self_test(device) for device, _ in _devices()],
+    }
+    failed = [test for test in report["self-test"] if not test["passed"]]
+    print(json.dumps(report) if args.json else _text(report))
+    return 1 if failed else 0
+
+
+def _devices() -> list[tuple[torch.device, str]]:
+    gpus = [(torch.device("cuda", i), torch.cuda.get_device_name(i)) for i in range(torch.cuda.device_count())]
+    return [(torch.device("cpu"), platform.processor() or platform.machine()), *gpus]
+
+
+def _backend(device: torch.device) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return backends.choose(None, device)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _kernel_cache() -> dict[str, Any]:
+    """The CPU kernels that are compiled and on disk."""
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(backends.kernels("cpu").__file__ or "").parent)
+    files = list(folder.rglob("*.nbc"))
+    return {"folder": str(folder), "files": len(files), "bytes": sum(f.stat().st_size for f in files)}
+
+
+def _data_cache() -> dict[str, Any]:
+    folder = data_folder()
+    files = [f for f in folder.rglob("*") if f.is_file()] if folder.exists() else []
+    return {"folder": str(folder), "files": len(files), "bytes": sum(f.stat().st_size for f in files)}
+
+
+def _self_test(device: torch.device) -> dict[str, Any]:
+    """Forward and backward of two small layers against the reference in double precision."""
+    start = time.perf_counter()
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(ConvCaps2d(3, 5, 3), ClassCaps(5, 4)).to(device)
+    capsules = Capsules(torch.randn(2, 3, 5, 5, 4, 4, device=device), torch.rand(2, 3, 5, 5, device=device))
+    try:
+        own = _gradients(layers, capsules)
+        with tritoncaps.use_backend("reference"):
+            expected = _gradients(layers.double(), Capsules(*(x.double() for x in capsules)))
+        error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(own, expected, strict=True))
+    except Exception as failure:
+        return {"device": str(device), "passed": False, "error": str(failure)}
+    seconds = round(time.perf_counter() - start, 2)
+    return {"device": str(device), "passed": error < 1e-3, "error": error, "seconds": seconds}
+
+
+def _gradients(layers: torch.nn.Module, capsules: Capsules) -> list[torch.Tensor]:
+    outputs = layers(capsules)
+    gradients = torch.autograd.grad([x.square().sum() for x in outputs], list(layers.parameters()))
+    return [x.detach().double() for x in (*outputs, *gradients)]
+
+
+def _text(report: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in report["packages"].items() if version)
+    missing = ", ".join(name for name, version in report["packages"].items() if not version)
+    lines = [
+        f"tritoncaps {report['tritoncaps']}, Python {report['python']}, {report['system']}",
+        f"packages: {packages}" + (f"; not installed: {missing}" if missing else ""),
+        *(f"device {d['device']} ({d['name']}): backend {d['backend']}" for d in report["devices"]),
+        f"threads: {report['threads']}",
+        *(
+            f"cache of {name}: {c['files']} files, {c['bytes'] / 1e6:.1f} MB in {c['folder']}"
+            for name, c in report["caches"].items()
+        ),
+    ]
+    for test in report["self-test"]:
+        if test["passed"]:
+            lines.append(f"self-test on {test['device']}: passed in {test['seconds']} s, error {test['error']:.1e}")
+        else:
+            lines.append(f"self-test on {test['device']}: FAILED: {test['error']}")
+    return "\n".join(lines)

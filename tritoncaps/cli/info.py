@@ -1,0 +1,43 @@
+"""look into a network: shapes, parameters, votes, memory
+
+examples:
+  tritoncaps info                                              the small MatrixCapsNet on ToyNORB's images
+  tritoncaps info --model matrix-capsnet --data smallnorb
+  tritoncaps info --model matrix-capsnet --size 224            larger images
+  tritoncaps info --run runs/mnist-capsnet --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from tritoncaps.data import DATASETS
+from tritoncaps.training import NETWORKS, Config, Task
+from tritoncaps.training.saved import load_network, task_by_name
+from tritoncaps.training.summary import summarise
+from tritoncaps.training.task import build_network
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="RUN", dest="run_folder", help="a run's folder, instead of --model and --data")
+    parser.add_argument("--model", choices=NETWORKS, default="matrix-capsnet-small")
+    parser.add_argument("--data", choices=DATASETS, default="toynorb")
+    parser.add_argument("--iterations", type=int, default=3, help="routing iterations [3]")
+    parser.add_argument("--size", type=int, metavar="N", help="images of NxN instead of the data set's")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.run_folder:
+        network, config = load_network(args.run_folder)
+    else:
+        config = Config(model=args.model, data=args.data, iterations=args.iterations)
+    task = task_by_name(config)
+    if args.size:
+        task = Task(task.data, task.channels, args.size, args.size, task.classes)
+    if not args.run_folder:
+        network = build_network(config, task)
+    summary = summarise(network, task)
+    print(json.dumps(summary.as_dict()) if args.json else summary)
+    return 0

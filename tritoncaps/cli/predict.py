@@ -1,0 +1,79 @@
+"""name what is in pictures
+
+A picture is scaled to the size of the network's images. A network for stereo pairs takes one picture with the left
+and the right image side by side; a picture that is not twice as wide as high is shown to both eyes.
+
+examples:
+  tritoncaps predict --run runs/mnist-capsnet seven.png two.png
+  tritoncaps predict --run runs/mnist-capsnet *.png --json
+  tritoncaps predict --run runs/mnist-capsnet --invert scan.jpg       dark ink on white paper
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tritoncaps.data import DATASETS, DataError
+from tritoncaps.training.objective import class_scores
+from tritoncaps.training.saved import load_network
+from tritoncaps.training.task import pipeline_of
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
+    parser.add_argument("--run", required=True, metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
+    parser.add_argument("--invert", action="store_true", help="exchange dark and bright")
+    parser.add_argument("--crops", type=int, default=1, choices=(1, 5, 13), help="crops to average over")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a picture")
+
+
+def run(args: argparse.Namespace) -> int:
+    network, config = load_network(args.run_folder)
+    entry = DATASETS[config.data]
+    channels = 1 if config.mono else entry.shape[0]
+    for path in args.images:
+        pixels = read_picture(path, channels, *entry.shape[1:])
+        pixels = 255 - pixels if args.invert else pixels
+        with torch.no_grad():
+            crops = pipeline_of(config).test(pixels[None], args.crops)
+            scores = torch.stack([class_scores(network(crop))[0] for crop in crops]).mean(dim=0)
+        best = scores.argsort(descending=True)[:3].tolist()
+        if args.json:
+            by_class = {name: round(score, 4) for name, score in zip(entry.classes, scores.tolist(), strict=True)}
+            print(json.dumps({"image": str(path), "class": entry.classes[best[0]], "scores": by_class}))
+        else:
+            print(f"{path}: " + ", ".join(f"{entry.classes[k]} ({scores[k]:.2f})" for k in best))
+    return 0
+
+
+def read_picture(path: Path, channels: int, height: int, width: int) -> Tensor:
+    """Bytes [channels, height, width]: grey for one channel, a stereo pair for two, colour for three."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise DataError("predict needs the package pillow: pip install 'tritoncaps[train]'") from None
+    try:
+        with Image.open(path) as picture:
+            picture = picture.convert("RGB" if channels == 3 else "L")
+    except FileNotFoundError:
+        raise DataError(f"there is no picture {path}") from None
+    except (UnidentifiedImageError, OSError) as error:
+        raise DataError(f"{path} is not a readable picture ({error})") from None
+    if channels == 2:
+        half = picture.width // 2
+        stereo = picture.width == 2 * picture.height
+        boxes = [(0, 0, half, picture.height), (half, 0, 2 * half, picture.height)] if stereo else [None, None]
+        return torch.cat([_bytes(picture.resize((width, height), box=box)) for box in boxes])
+    return _bytes(picture.resize((width, height)))
+
+
+def _bytes(picture: object) -> Tensor:
+    import numpy as np
+
+    pixels = torch.from_numpy(np.array(picture))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)

@@ -1,0 +1,135 @@
+"""Pictures of data and of results, with matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tritoncaps.data import ImageSet, MultiMNIST
+from tritoncaps.data.files import DataError, write_atomically
+
+COLUMNS = 12
+RIGHT, WRONG = "#207020", "#c02020"
+
+
+def contact_sheet(data: ImageSet | MultiMNIST, out: Path) -> None:
+    """Two rows of each class: images spread evenly over the data, left eye only; for pairs of digits, any images."""
+    if isinstance(data, MultiMNIST):
+        images, *_ = data.__getitems__(range(0, len(data), len(data) // (10 * COLUMNS)))
+        _save_grid(images[: 10 * COLUMNS], ["" for _ in range(10)], out)
+        return
+    rows = 2 if len(data.classes) <= 5 else 1
+    chosen = []
+    for k in range(len(data.classes)):
+        members = torch.nonzero(data.labels == k).flatten()
+        if not len(members):
+            raise DataError(f"there is no image of class {data.classes[k]}")
+        # steps that share no divisor with the numbers of views and lights, so that all of them appear
+        steps = torch.arange(rows * COLUMNS) * (len(members) // (rows * COLUMNS) * 1.0 + 0.37)
+        chosen.append(members[steps.long() % len(members)])
+    names = [name if r == 0 else "" for name in data.classes for r in range(rows)]
+    _save_grid(data.images[torch.cat(chosen)], names, out)
+
+
+def _save_grid(images: torch.Tensor, names: list[str], out: Path) -> None:
+    plt = pyplot()
+    figure, axes = plt.subplots(len(names), COLUMNS, figsize=(COLUMNS * 0.95, len(names) * 0.86), squeeze=False)
+    for i, axis in enumerate(axes.flat):
+        _draw(axis, images[i])
+    for name, row in zip(names, axes, strict=True):
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    figure.subplots_adjust(0.1, 0.005, 0.995, 0.995, wspace=0.04, hspace=0.04)
+    save(figure, out)
+
+
+def _draw(axis: Any, image: torch.Tensor) -> None:
+    """The left eye of a pair, or a colour image."""
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for side in axis.spines.values():
+        side.set_visible(False)
+    if len(image) == 3:
+        axis.imshow(image.permute(1, 2, 0).numpy())
+    else:
+        axis.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=255)
+
+
+def pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise DataError("pictures need the package matplotlib: pip install 'tritoncaps[train]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(figure: Any, out: Path) -> None:
+    kind = out.suffix.removeprefix(".") or "png"
+    write_atomically(out, lambda file: figure.savefig(file, format=kind, dpi=100))
+    pyplot().close(figure)
+
+
+def report(
+    out: Path,
+    title: str,
+    data: ImageSet,
+    predictions: np.ndarray,
+    curve: list[tuple[float, float]],
+    lines: dict[str, float],
+    confusion: np.ndarray,
+) -> None:
+    """Samples with predictions, the learning curve beside ``lines`` to compare with, and the confusion of classes.
+
+    ``data`` and ``predictions`` are the samples; ``curve`` is images seen and accuracy.
+    """
+    plt = pyplot()
+    figure = plt.figure(figsize=(13, 7.2))
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    grid = figure.add_gridspec(1, 2, width_ratios=(1.25, 1), left=0.01, right=0.98, top=0.92, bottom=0.08, wspace=0.12)
+    _samples(figure, grid[0], data, predictions)
+    right = grid[1].subgridspec(2, 1, hspace=0.32)
+    _curve(figure.add_subplot(right[0]), curve, lines)
+    _confusion(figure.add_subplot(right[1]), confusion, data.classes)
+    save(figure, out)
+
+
+def _samples(figure: Any, place: Any, data: ImageSet, predictions: np.ndarray) -> None:
+    columns = 8
+    rows = -(-len(data) // columns)
+    axes = place.subgridspec(rows, columns, wspace=0.06, hspace=0.28).subplots()
+    for i, axis in enumerate(axes.flat):
+        if i >= len(data):
+            axis.axis("off")
+            continue
+        _draw(axis, data.images[i])
+        true, predicted = data.classes[int(data.labels[i])], data.classes[int(predictions[i])]
+        colour, text = (RIGHT, predicted) if true == predicted else (WRONG, f"{predicted}, not {true}")
+        axis.set_title(text, fontsize=6.5, pad=2, color=colour)
+
+
+def _curve(axis: Any, curve: list[tuple[float, float]], lines: dict[str, float]) -> None:
+    seen, accuracy = zip(*curve, strict=True)
+    axis.plot(seen, [100 * a for a in accuracy], marker="o", markersize=3, label="capsules, new toys")
+    for style, (name, value) in zip(("--", ":", "-."), lines.items(), strict=False):
+        axis.axhline(100 * value, linestyle=style, color="gray", linewidth=1.2, label=f"{name}: {value:.1%}")
+    axis.set(xlabel="training images seen", ylabel="test accuracy, %", ylim=(0, 100))
+    axis.set_title("Learning curve", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="lower right")
+
+
+def _confusion(axis: Any, confusion: np.ndarray, classes: tuple[str, ...]) -> None:
+    share = confusion / confusion.sum(axis=1, keepdims=True).clip(1)
+    axis.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for i, j in np.ndindex(share.shape):
+        colour = "white" if share[i, j] > 0.5 else "black"
+        axis.text(j, i, f"{share[i, j]:.0%}", ha="center", va="center", color=colour, fontsize=8)
+    axis.set_xticks(range(len(classes)), classes, fontsize=8)
+    axis.set_yticks(range(len(classes)), classes, fontsize=8)
+    axis.set(xlabel="predicted", ylabel="true")
+    axis.set_title("Confusion: what each kind of toy is taken for", fontsize=10)

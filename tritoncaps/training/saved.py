@@ -1,0 +1,39 @@
+"""A trained network from its checkpoint alone, without its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from tritoncaps.data import DATASETS
+from tritoncaps.training.checkpoint import CheckpointError, load_checkpoint
+from tritoncaps.training.config import Config
+from tritoncaps.training.networks import Task
+from tritoncaps.training.task import build_network, pipeline_of
+
+
+def load_network(path: str | Path) -> tuple[nn.Module, Config]:
+    """The network of a run's folder or of a checkpoint, ready to use, and how it was trained."""
+    saved = load_checkpoint(path)
+    config: Config = saved["config"]
+    network = build_network(config, task_by_name(config))
+    average = saved.get("average")
+    weights = saved["network"] if average is None else _averaged(average)
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit its own configuration: {str(error).splitlines()[0]}") from None
+    return network.eval(), config
+
+
+def task_by_name(config: Config) -> Task:
+    entry = DATASETS[config.data]
+    channels, height, width = entry.shape
+    size = pipeline_of(config).size(height, width)
+    return Task(config.data, 1 if config.mono else channels, *size, len(entry.classes))
+
+
+def _averaged(average: dict) -> dict:
+    """The network's part of an AveragedModel's state."""
+    return {name.removeprefix("module."): value for name, value in average.items() if name.startswith("module.")}

@@ -1,0 +1,112 @@
+"""What a network is made of: shapes, parameters, votes of each layer, and the memory that they would take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tritoncaps.capsules import Capsules
+from tritoncaps.training.networks import Task
+
+FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``votes`` of one image, and the bytes that storing them once would take."""
+
+    name: str
+    kind: str
+    output: list[list[int]]
+    parameters: int
+    votes: int
+    vote_bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """``kept_bytes``: what autograd keeps of one image for the backward pass, as measured, without parameters."""
+
+    layers: list[Layer]
+    parameters: int
+    votes: int
+    vote_bytes: int
+    kept_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':<14}{'kind':<20}{'output of one image':<38}{'parameters':>12}{'votes':>12}"]
+        for layer in self.layers:
+            shape = " and ".join(str(s) for s in layer.output)
+            votes = f"{layer.votes:,}" if layer.votes else ""
+            lines.append(f"{layer.name:<14}{layer.kind:<20}{shape:<38}{layer.parameters:>12,}{votes:>12}")
+        lines.append(f"{'all':<72}{self.parameters:>12,}{self.votes:>12,}")
+        lines.append(f"kept of one image for the backward pass: {_mib(self.kept_bytes)}, measured")
+        if self.votes:
+            lines.append(f"storing the votes of one image once would take {_mib(self.vote_bytes)} more")
+        return "\n".join(lines)
+
+
+def summarise(network: nn.Module, task: Task) -> Summary:
+    """Runs one image through the network."""
+    layers: list[Layer] = []
+    hooks = [
+        module.register_forward_hook(lambda m, i, o, name=name: layers.append(_layer(name, m, i, o)))
+        for name, module in _leaves(network)
+    ]
+    kept: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    image = torch.randn(1, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        network(image)
+    for hook in hooks:
+        hook.remove()
+    for parameter in network.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    parameters = sum(p.numel() for p in network.parameters())
+    votes, vote_bytes = (sum(getattr(layer, key) for layer in layers) for key in ("votes", "vote_bytes"))
+    return Summary(layers, parameters, votes, vote_bytes, sum(kept.values()))
+
+
+def _leaves(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The layers that a reader knows: those below the network itself, and below a plain sequence."""
+    found = []
+    for name, module in network.named_children():
+        if isinstance(module, nn.Sequential):
+            found += [(f"{name}.{i}", layer) for i, layer in enumerate(module) if list(layer.parameters())]
+        else:
+            found.append((name, module))
+    return found
+
+
+def _layer(name: str, module: nn.Module, inputs: Any, outputs: Any) -> Layer:
+    shapes = [list(x.shape[1:]) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
+    votes, size = _votes(module, inputs[0])
+    parameters = sum(p.numel() for p in module.parameters())
+    return Layer(name, type(module).__name__, shapes, parameters, votes, votes * size * FLOAT)
+
+
+def _votes(module: nn.Module, capsules: Capsules | Tensor) -> tuple[int, int]:
+    """How many votes a layer has for one image, and the numbers in each."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or isinstance(capsules, Tensor):
+        return 0, 0
+    pairs = int(module.in_caps * module.out_caps)  # type: ignore[operator]
+    size = prod(capsules[0].shape[-2:]) if hasattr(module, "beta_u") else int(weight.shape[-1])
+    if not hasattr(module, "routing_map"):  # fully connected
+        return pairs, size
+    return pairs * module.routing_map(capsules[1].shape[2:]).num_edges, size  # type: ignore[operator]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"
