@@ -3,8 +3,7 @@
     log_sum_i = log sum_j exp(l_ij)        da_i = sum_j R_ij G_ij
 
 A task owns some child types of some groups (a group is a child location, or one edge if competition is local).
-Child types change slowest, because the weights of a few child types fit into the second-level cache; and some images
-go through them together, because those of one edge fit into the first-level cache.
+Child types change slowest, because the weights of a few child types fit into the second-level cache.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from tritoncaps.kernels.cpu.votes import (
     join_exponentials,
     likelihood,
     likelihood_and_gradient,
-    sum_lanes_1,
+    sum_lanes,
 )
 from tritoncaps.kernels.em_routing import History
 
 CHUNKS = 16  # of groups, for each range of child types
-TYPES = 8  # child types of a task
-TOGETHER = 4  # images that go through a group's weights together
+TYPES = 8  # child types of a task: a multiple of the lanes
 
 # what is summed
 LOG_SUM, ASSIGNMENT_GRADIENT = 0, 1
@@ -51,8 +49,7 @@ def child_assignment_gradient(edges: Edges, history: History, t: int) -> None:
 
 
 def _run(edges: Edges, what: int, *arrays: Tensor) -> None:
-    tiles = -(-edges.images // TOGETHER)
-    chunks = min(CHUNKS, tiles * edges.groups)
+    chunks = min(CHUNKS, edges.images * edges.groups)
     ranges = -(-edges.child_types // TYPES)
     run(_sums_kernel, ranges * chunks, edges, chunks, what, *map(array, arrays))
 
@@ -62,42 +59,41 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, chunks, what, out, statistics, slopes, log_sum
 ):
     """out [N, G, B] from statistics [N, P, blocks, 36, lanes], slopes [N, P, blocks, 51, lanes], log_sum [N, G, B]."""
-    B, lanes, rows = e.child_types, e.lanes, TYPES * e.lanes
-    work = np.empty(2 * rows, e.poses.dtype)
-    sums = np.empty(TOGETHER * rows, e.poses.dtype)
-    highest = np.empty(TOGETHER * rows, e.poses.dtype)
-    tiles = -(-e.images // TOGETHER)
+    B, lanes = e.child_types, e.lanes
+    work = np.empty(2 * TYPES * lanes, e.poses.dtype)
+    sums = np.empty(TYPES * lanes, e.poses.dtype)
+    highest = np.empty(TYPES * lanes, e.poses.dtype)
+    joined = np.empty(lanes, e.poses.dtype)
+    groups = e.images * e.groups
     task = next_task(counter)
     while task < tasks:
         first, chunk = task // chunks * TYPES, task % chunks
         types = min(TYPES, B - first)
-        for tile in range(tiles * e.groups * chunk // chunks, tiles * e.groups * (chunk + 1) // chunks):
-            g, image = tile // tiles, tile % tiles * TOGETHER
-            images = min(TOGETHER, e.images - image)
+        for group in range(groups * chunk // chunks, groups * (chunk + 1) // chunks):
+            n, g = group // e.groups, group % e.groups
             highest[:] = np.finfo(e.poses.dtype).min
             sums[:] = 0
             for index in range(e.group_start[g], e.group_start[g + 1]):
                 for block in range(e.blocks):
-                    for q in range(images):
-                        _add_parents(
-                            e, what, image + q, g, e.group_edge[index], block, first, types,
-                            highest, sums, q * rows, work, statistics, slopes, log_sum,
-                        )  # fmt: skip
-            for q in range(images):
-                i = ((image + q) * e.groups + g) * B + first
-                for j in range(types):
-                    if what == LOG_SUM:
-                        join_exponentials(out, i + j, highest, q * rows + j * lanes, sums, q * rows + j * lanes)
-                    else:
-                        sum_lanes_1(out, i + j, sums, q * rows + j * lanes)
+                    _add_parents(
+                        e, what, n, g, e.group_edge[index], block, first, types,
+                        highest, sums, work, statistics, slopes, log_sum,
+                    )  # fmt: skip
+            for j in range(0, types, lanes):
+                if what == LOG_SUM:
+                    join_exponentials(joined, 0, highest, j * lanes, sums, j * lanes)
+                else:
+                    sum_lanes(joined, 0, sums, j * lanes)
+                for i in range(min(lanes, types - j)):
+                    out[group * B + first + j + i] = joined[i]
         task = next_task(counter)
 
 
 @kernel
 def _add_parents(  # type: ignore[no-untyped-def]
-    e, what, n, g, edge, block, first, types, highest, sums, row, work, statistics, slopes, log_sum
+    e, what, n, g, edge, block, first, types, highest, sums, work, statistics, slopes, log_sum
 ):
-    """Add what a block of parent types at one edge gives to some child types, whose sums begin at `row`."""
+    """Add what a block of parent types at one edge gives to some child types."""
     B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
     p, s = edge // e.slots, edge % e.slots
     child = (n * e.children_count + e.children[edge]) * B + first
@@ -120,12 +116,12 @@ def _add_parents(  # type: ignore[no-untyped-def]
     for j in range(0, types - 3, 4):
         at = j * lanes
         if what == LOG_SUM:
-            add_exponentials_4(highest, row + at, sums, row + at, work, at)
+            add_exponentials_4(highest, at, sums, at, work, at)
         else:
-            add_assignment_gradient_4(sums, row + at, work, at, work, G + at, log_sum, i + j)
+            add_assignment_gradient_4(sums, at, work, at, work, G + at, log_sum, i + j)
     for j in range(types - types % 4, types):
         at = j * lanes
         if what == LOG_SUM:
-            add_exponentials_1(highest, row + at, sums, row + at, work, at)
+            add_exponentials_1(highest, at, sums, at, work, at)
         else:
-            add_assignment_gradient_1(sums, row + at, work, at, work, G + at, log_sum, i + j)
+            add_assignment_gradient_1(sums, at, work, at, work, G + at, log_sum, i + j)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def kernel(function: Callable[..., None]) -> Any:
     # Numba looks at the age of the kernel's own file only, but micro-kernels of other files are compiled into it.
     cache_file: Any = getattr(dispatcher._cache, "_cache_file", None)
     if hasattr(cache_file, "_source_stamp"):
-        cache_file._source_stamp = (cache_file._source_stamp, _fingerprint())
+        cache_file._source_stamp = (cache_file._source_stamp, _fingerprint(Path(function.__code__.co_filename)))
     return dispatcher
 
 
@@ -68,10 +69,15 @@ def _announce() -> None:
         _LOG.warning("compiling the CPU kernels; this happens once, the result is cached on disk")
 
 
-@lru_cache(maxsize=1)
-def _fingerprint() -> str:
-    """A hash of the sources of all kernels."""
+@cache
+def _fingerprint(path: Path) -> str:
+    """A hash of a kernel's file and of all files of this package that it imports."""
+    found, new = set(), {path}
+    while new:
+        found |= new
+        names = {name for file in new for name in re.findall(r"tritoncaps\.kernels\.cpu\.(\w+)", file.read_text())}
+        new = {path.with_name(f"{name}.py") for name in names} - found
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for file in sorted(found):
+        digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -21,7 +21,6 @@ from tritoncaps.kernels.cpu.layout import Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import num_threads, run
 from tritoncaps.kernels.cpu.votes import (
-    add_lanes_1,
     add_likelihood_and_gradient_1,
     add_likelihood_and_gradient_4,
     add_pose_gradient,
@@ -37,12 +36,12 @@ from tritoncaps.kernels.cpu.votes import (
     deviations,
     set_uniform_vote_gradient_1,
     set_uniform_vote_gradient_4,
+    sum_four,
 )
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import History
 
 TYPES = 16  # child types of a task, at most: the more, the less often parents are read
-TOGETHER = 2  # parents that take their votes from a slot together: their weights are in the first-level cache
 PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
@@ -68,7 +67,7 @@ def child_and_weight_gradient(
     while types > 4 and parts * -(-B // types) < 2 * num_threads():
         types //= 2
     sizes = (parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes)
-    dW = scratch("weight gradient", sizes, dtype).zero_()
+    dW = scratch("weight gradient", sizes, dtype)
     history.da[:since].zero_()  # not computed where assignments are constants
     run(
         _gradient_kernel,
@@ -92,8 +91,8 @@ def child_and_weight_gradient(
             da += _of_children(edges, of_groups)
         grad_poses, grad_activations = dM.unflatten(3, (4, 4)).transpose(1, 2), da.transpose(1, 2)
     if needs_weight:
-        grad_weight = dW.sum(dim=0).permute(0, 2, 1, 4, 3).flatten(2, 3)[:, :, : edges.parent_types]
-        grad_weight = grad_weight.unflatten(3, (4, 4)).contiguous()
+        grad_weight = torch.empty(edges.weights, B, edges.parent_types, 4, 4, dtype=dtype)
+        run(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW))
     return grad_poses, grad_activations, grad_weight
 
 
@@ -118,7 +117,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, parts, types, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, variable,
     needs_children, needs_weight,
 ):  # fmt: skip
-    """dM [N, L, B, 16], da [N, L, B], dW [parts, K, blocks, B, 16, lanes], all zero at first, from
+    """dM [N, L, B, 16] and da [N, L, B], zero at first, and dW [parts, K, blocks, B, 16, lanes], from
 
     statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums and mean_slopes (da of an
     iteration) [T - 1, N, G, B], and variable [2, 2].
@@ -131,21 +130,22 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
         begin = e.images * part // parts * e.parents_count
         end = e.images * (part + 1) // parts * e.parents_count
         for block in range(e.blocks):
-            for parent in range(begin, end, TOGETHER):
+            if needs_weight:
+                _clear_part(e, part, block, first, last, dW)
+            for parent in range(begin, end):
                 for s in range(e.slots):
-                    for q in range(parent, min(parent + TOGETHER, end)):
-                        c = e.children[q % e.parents_count * e.slots + s]
-                        for b in range(first, last if c >= 0 else first, 4):
-                            count = min(4, last - b)
-                            child = (q // e.parents_count * e.children_count + c) * e.child_types + b
-                            _vote_gradient(
-                                e, since, T, q, s, block, b, count, child, work,
-                                statistics, log_sums, slopes, mean_slopes, variable,
-                            )  # fmt: skip
-                            if needs_children:
-                                _add_to_children(e, s, block, b, count, child, work, dM, da)
-                            if needs_weight:
-                                _add_to_weight(e, part, s, block, b, count, child, work, dW)
+                    c = e.children[parent % e.parents_count * e.slots + s]
+                    for b in range(first, last if c >= 0 else first, 4):
+                        count = min(4, last - b)
+                        child = (parent // e.parents_count * e.children_count + c) * e.child_types + b
+                        _vote_gradient(
+                            e, since, T, parent, s, block, b, count, child, work,
+                            statistics, log_sums, slopes, mean_slopes, variable,
+                        )  # fmt: skip
+                        if needs_children:
+                            _add_to_children(e, s, block, b, count, child, work, dM, da)
+                        if needs_weight:
+                            _add_to_weight(e, part, s, block, b, count, child, work, dW)
         task = next_task(counter)
 
 
@@ -236,7 +236,9 @@ def _add_to_children(e, s, block, b, count, child, work, dM, da):  # type: ignor
     weight = ((e.weight_of[s] * e.blocks + block) * e.child_types + b) * vote
     for j in range(count):
         add_pose_gradient(dM, (child + j) * 16, work, DV * lanes + j * vote, e.weight, weight + j * vote)
-        add_lanes_1(da, child + j, work, (SUMS + j) * lanes)
+    sum_four(work, R * lanes, work, SUMS * lanes)
+    for j in range(count):
+        da[child + j] += work[R * lanes + j]
 
 
 @kernel
@@ -245,3 +247,31 @@ def _add_to_weight(e, part, s, block, b, count, child, work, dW):  # type: ignor
     weight = (((part * e.weights + e.weight_of[s]) * e.blocks + block) * e.child_types + b) * vote
     for j in range(count):
         add_weight_gradient(dW, weight + j * vote, work, DV * lanes + j * vote, e.poses, (child + j) * 16)
+
+
+@kernel
+def _clear_part(e, part, block, first, last, dW):  # type: ignore[no-untyped-def]
+    vote = 16 * e.lanes
+    for k in range(e.weights):
+        row = ((part * e.weights + k) * e.blocks + block) * e.child_types
+        dW[(row + first) * vote : (row + last) * vote] = 0
+
+
+@kernel
+def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-untyped-def]
+    """out [K, B, C, 16] from dW [parts, K, blocks, B, 16, lanes]; a task is a child type of a weight block."""
+    B, C, lanes, vote = e.child_types, e.parent_types, e.lanes, 16 * e.lanes
+    total = np.empty(vote, e.poses.dtype)
+    task = next_task(counter)
+    while task < tasks:
+        k, b = task // B, task % B
+        for block in range(e.blocks):
+            total[:] = 0
+            for part in range(parts):
+                row = (((part * e.weights + k) * e.blocks + block) * B + b) * vote
+                for i in range(vote):
+                    total[i] += dW[row + i]
+            for lane in range(min(lanes, C - block * lanes)):
+                for h in range(16):
+                    out[(task * C + block * lanes + lane) * 16 + h] = total[h * lanes + lane]
+        task = next_task(counter)

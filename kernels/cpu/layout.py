@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tritoncaps.kernels.cpu.compiling import kernel
+from tritoncaps.kernels.cpu.simd import next_task
+from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import Fit
 from tritoncaps.reference import least_support
@@ -39,7 +43,7 @@ class Statistic:
 class Slope:
     """Rows of an M-step's slopes, as `kernels.em_routing.Iteration` names them, and what they give to the betas."""
 
-    LINEAR = 0  # B
+    TWICE_LINEAR = 0  # 2 B: G needs sums of (2 B + 2 C e) e
     TWICE_SQUARE = 16  # 2 C
     SHIFT = 32  # mean before - mean
     OFFSET = 48  # A
@@ -108,12 +112,11 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     parents, slots = tables.children.shape
     lanes, blocks = vectors(parent_types, poses.dtype)
     group_of, group_start, group_edge = _groups(tables, competition)
-    packed = F.pad(weight.flatten(3), (0, 0, 0, blocks * lanes - parent_types))  # [K, B, blocks * lanes, 16]
-    packed = packed.unflatten(2, (blocks, lanes)).permute(0, 2, 1, 4, 3)
-    return Edges(
+    packed = scratch("weight", (weights, blocks, child_types, 16, lanes), poses.dtype)
+    found = Edges(
         poses=array(_copied("poses", poses.transpose(1, 2))),
         activations=array(_copied("activations", activations.transpose(1, 2))),
-        weight=array(_copied("weight", packed)),
+        weight=array(packed),
         children=array(tables.children),
         weight_of=array(tables.weight_of),
         offset=array(tables.offset.to(poses.dtype)),
@@ -133,6 +136,8 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         blocks=blocks,
         lanes=lanes,
     )
+    run(_pack_weight_kernel, weights * child_types, found, array(weight))
+    return found
 
 
 def vectors(parent_types: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -153,17 +158,34 @@ def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> t
 
 def betas(edges: Edges, fit: Fit) -> NDArray:
     """[blocks, Beta.ROWS, lanes]."""
-    rows = torch.stack([fit.beta_u, fit.beta_a, torch.ones_like(fit.beta_u)])
-    rows = F.pad(rows, (0, edges.blocks * edges.lanes - edges.parent_types))
-    return array(rows.unflatten(1, (edges.blocks, edges.lanes)).transpose(0, 1))
+    rows = np.zeros((Beta.ROWS, edges.blocks * edges.lanes), edges.poses.dtype)
+    rows[Beta.U, : edges.parent_types] = fit.beta_u.detach().numpy()
+    rows[Beta.A, : edges.parent_types] = fit.beta_a.detach().numpy()
+    rows[Beta.EXISTS, : edges.parent_types] = 1
+    return rows.reshape(Beta.ROWS, edges.blocks, edges.lanes).swapaxes(0, 1).ravel()
 
 
-def numbers(fit: Fit) -> NDArray:
+def numbers(edges: Edges, fit: Fit) -> NDArray:
     """[4], see `Number`."""
-    dtype = fit.beta_u.dtype
-    return array(
-        torch.tensor([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least_support(dtype)], dtype=dtype)
-    )
+    least = least_support(fit.beta_u.dtype)
+    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least], edges.poses.dtype)
+
+
+@kernel
+def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-def]
+    """e.weight [K, blocks, B, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
+    B, C, lanes = e.child_types, e.parent_types, e.lanes
+    task = next_task(counter)
+    while task < tasks:
+        k, b = task // B, task % B
+        for block in range(e.blocks):
+            out = ((k * e.blocks + block) * B + b) * 16 * lanes
+            types = min(lanes, C - block * lanes)
+            for lane in range(lanes):
+                source = (task * C + block * lanes + lane) * 16
+                for h in range(16):
+                    e.weight[out + h * lanes + lane] = weight[source + h] if lane < types else 0
+        task = next_task(counter)
 
 
 def array(x: Tensor) -> Any:

@@ -3,9 +3,8 @@
     total = sum_i w_ij      first = sum_i w_ij d_ij      second = sum_i w_ij d_ij^2      d_ij = V_ij - centre_j
 
 with weights r_ij = R_ij a_i in the forward pass and dl_ij in the backward pass. A task owns a block of parent
-types of some parents. Blocks change slowest, because a block's weights fit into the second-level cache; and some
-parents take their votes from a slot together, because the weights of a slot fit into the first-level cache. The
-votes of four children at a time stand in a scratch array of 2 KiB.
+types of some parents. Blocks change slowest, because a block's weights fit into the second-level cache. The votes of
+four children at a time stand in a scratch array of 2 KiB.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from tritoncaps.kernels.cpu.votes import (
 from tritoncaps.kernels.em_routing import Fit, History
 
 CHUNKS = 16  # of parents, for each block of types
-TOGETHER = 4  # parents that take their votes from a slot together
 SLOTS_AT_A_TIME = 32  # partial sums of so many slots, so that rounding errors do not grow with all slots
 
 STATISTICS, SLOPES, MOMENTS, BETAS = Statistic.ROWS, Slope.ROWS, Moment.ROWS, Beta.ROWS
@@ -59,9 +57,9 @@ UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 def m_step(edges: Edges, fit: Fit, before: Tensor | None, log_sum: Tensor | None, out: Tensor) -> None:
     """Statistics [N, P, blocks, 36, lanes] of the votes; the first M-step, with nothing before, shares equally."""
     if before is None:
-        _run(_first_m_step_kernel, edges, array(out), betas(edges, fit), numbers(fit))
+        _run(_first_m_step_kernel, edges, array(out), betas(edges, fit), numbers(edges, fit))
     else:
-        _run(_m_step_kernel, edges, array(out), array(before), array(log_sum), betas(edges, fit), numbers(fit))
+        _run(_m_step_kernel, edges, array(out), array(before), array(log_sum), betas(edges, fit), numbers(edges, fit))
 
 
 def outputs(edges: Edges, statistics: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +82,7 @@ def output_slopes(edges: Edges, fit: Fit, history: History, grad_poses: Tensor, 
         array(history.statistics[-1]),
         array(history.statistics[-2:][0]),
         betas(edges, fit),
-        numbers(fit),
+        numbers(edges, fit),
     )
 
 
@@ -100,7 +98,7 @@ def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
         array(history.da[t - 1]),
         array(history.statistics[max(t - 2, 0)]),
         betas(edges, fit),
-        numbers(fit),
+        numbers(edges, fit),
     )
 
 
@@ -129,28 +127,19 @@ def _first_m_step_kernel(counter, tasks, e, chunks, statistics, betas, numbers):
     while task < tasks:
         block = task // chunks
         begin, end = _parents_of(e, chunks, task % chunks)
-        for first in range(begin, end, TOGETHER):
-            count = min(TOGETHER, end - first)
-            for parent in range(first, first + count):
-                centre = _row(e, parent, block, STATISTICS)
-                clear_16(statistics, centre)
-                clear_moments(partial, 0)
-                s = _first_supported_slot(e, parent)
-                _add_slot(
-                    e, UNIFORM, parent, s, block, partial, 0, work, statistics, nothing, nothing, nothing, nothing
-                )
-                if partial[0] > 0:
-                    for i in range(16 * lanes):
-                        statistics[centre + i] = -partial[FIRST * lanes + i] / partial[0]
+        for parent in range(begin, end):
+            row = _row(e, parent, block, STATISTICS)
+            clear_16(statistics, row)
+            clear_moments(partial, 0)
+            s = _first_supported_slot(e, parent)
+            _add_slot(e, UNIFORM, parent, s, block, partial, work, statistics, nothing, nothing, nothing, nothing)
+            if partial[0] > 0:
+                for i in range(16 * lanes):
+                    statistics[row + i] = -partial[FIRST * lanes + i] / partial[0]
             _add_votes(
-                e, UNIFORM, first, count, block, moments, partial, work, statistics, nothing, nothing, nothing, nothing
+                e, UNIFORM, parent, block, moments, partial, work, statistics, nothing, nothing, nothing, nothing
             )
-            for q in range(count):
-                row = _row(e, first + q, block, STATISTICS)
-                fit(
-                    statistics, row, moments, q * MOMENTS * lanes, statistics, row,
-                    betas, block * BETAS * lanes, numbers, 0,
-                )  # fmt: skip
+            fit(statistics, row, moments, 0, statistics, row, betas, block * BETAS * lanes, numbers, 0)
         task = next_task(counter)
 
 
@@ -171,24 +160,18 @@ def _m_step_kernel(  # type: ignore[no-untyped-def]
     while task < tasks:
         block = task // chunks
         begin, end = _parents_of(e, chunks, task % chunks)
-        for first in range(begin, end, TOGETHER):
-            count = min(TOGETHER, end - first)
-            _add_votes(
-                e, ASSIGNMENT, first, count, block, moments, partial, work, before, nothing, log_sum, nothing, nothing
-            )
-            for q in range(count):
-                row, centre = q * MOMENTS * lanes, _row(e, first + q, block, STATISTICS)
-                check_centre(excess, 0, shift, 0, moments, row)
-                far = excess[0] > 0
-                if far:
-                    _add_votes(
-                        e, ASSIGNMENT, first + q, 1, block, moments[row:], partial, work,
-                        before, nothing, log_sum, nothing, shift,
-                    )  # fmt: skip
-                    add_shift(shift, 0, before, centre)
-                    fit(statistics, centre, moments, row, shift, 0, betas, block * BETAS * lanes, numbers, 0)
-                else:
-                    fit(statistics, centre, moments, row, before, centre, betas, block * BETAS * lanes, numbers, 0)
+        for parent in range(begin, end):
+            row = _row(e, parent, block, STATISTICS)
+            _add_votes(e, ASSIGNMENT, parent, block, moments, partial, work, before, nothing, log_sum, nothing, nothing)
+            check_centre(excess, 0, shift, 0, moments, 0)
+            if excess[0] > 0:
+                _add_votes(
+                    e, ASSIGNMENT, parent, block, moments, partial, work, before, nothing, log_sum, nothing, shift
+                )
+                add_shift(shift, 0, before, row)
+                fit(statistics, row, moments, 0, shift, 0, betas, block * BETAS * lanes, numbers, 0)
+            else:
+                fit(statistics, row, moments, 0, before, row, betas, block * BETAS * lanes, numbers, 0)
         task = next_task(counter)
 
 
@@ -206,18 +189,14 @@ def _slopes_before_kernel(  # type: ignore[no-untyped-def]
     while task < tasks:
         block = task // chunks
         begin, end = _parents_of(e, chunks, task % chunks)
-        for first in range(begin, end, TOGETHER):
-            count = min(TOGETHER, end - first)
-            _add_votes(
-                e, GRADIENT, first, count, block, moments, partial, work, statistics, slopes, log_sum, da, nothing
-            )
-            for q in range(count):
-                row, at = q * MOMENTS * lanes, _row(e, first + q, block, STATISTICS)
-                likelihood_backward(moments, row, statistics, at)
-                fit_backward(
-                    out, _row(e, first + q, block, SLOPES), moments, row, statistics, at, before, at,
-                    betas, block * BETAS * lanes, numbers, 0,
-                )  # fmt: skip
+        for parent in range(begin, end):
+            row = _row(e, parent, block, STATISTICS)
+            _add_votes(e, GRADIENT, parent, block, moments, partial, work, statistics, slopes, log_sum, da, nothing)
+            likelihood_backward(moments, 0, statistics, row)
+            fit_backward(
+                out, _row(e, parent, block, SLOPES), moments, 0, statistics, row, before, row,
+                betas, block * BETAS * lanes, numbers, 0,
+            )  # fmt: skip
         task = next_task(counter)
 
 
@@ -273,25 +252,22 @@ def _outputs_kernel(counter, tasks, e, chunks, poses, activations, statistics): 
 
 @kernel
 def _add_votes(  # type: ignore[no-untyped-def]
-    e, weights, first, count, block, moments, partial, work, statistics, slopes, log_sum, da, shift
+    e, weights, parent, block, moments, partial, work, statistics, slopes, log_sum, da, shift
 ):
-    """moments [count, 33, lanes] of some parents' votes, with a kind of weights."""
-    rows = MOMENTS * e.lanes
-    for q in range(count):
-        clear_moments(moments, q * rows)
-        clear_moments(partial, q * rows)
+    """moments [33, lanes] of a parent's votes, with a kind of weights."""
+    clear_moments(moments, 0)
+    clear_moments(partial, 0)
     for s in range(e.slots):
-        for q in range(count):
-            _add_slot(e, weights, first + q, s, block, partial, q * rows, work, statistics, slopes, log_sum, da, shift)
-            if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == e.slots - 1:
-                move_moments(moments, q * rows, partial, q * rows)
+        _add_slot(e, weights, parent, s, block, partial, work, statistics, slopes, log_sum, da, shift)
+        if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == e.slots - 1:
+            move_moments(moments, 0, partial, 0)
 
 
 @kernel
 def _add_slot(  # type: ignore[no-untyped-def]
-    e, weights, parent, s, block, moments, row, work, statistics, slopes, log_sum, da, shift
+    e, weights, parent, s, block, moments, work, statistics, slopes, log_sum, da, shift
 ):
-    """Add the votes that come to a parent from one slot, to moments [33, lanes] at `row`.
+    """Add the votes that come to a parent from one slot to moments [33, lanes].
 
     Deviations d are from the mean of the parent's statistics, or, if there is a `shift`, d + shift is taken.
     """
@@ -334,7 +310,7 @@ def _add_slot(  # type: ignore[no-untyped-def]
                 weights_4(work, w, work, likelihood, log_sum, i, e.activations, child)
             else:
                 gradient_weights_4(work, w, work, likelihood, work, G, log_sum, i, e.activations, child, da, i)
-            add_moments_4(moments, row, work, d, work, w)
+            add_moments_4(moments, 0, work, d, work, w)
         else:
             for j in range(count):
                 at = j * lanes
@@ -357,13 +333,13 @@ def _add_slot(  # type: ignore[no-untyped-def]
                         da,
                         i + j,
                     )
-                add_moments_1(moments, row, work, d + j * vote, work, w)
+                add_moments_1(moments, 0, work, d + j * vote, work, w)
 
 
 @kernel
 def _new_work(e):  # type: ignore[no-untyped-def]
     """Memory of a task: moments, partial sums of them, a few votes; and an array for what is not there."""
-    dtype, rows = e.poses.dtype, TOGETHER * MOMENTS * e.lanes
+    dtype, rows = e.poses.dtype, MOMENTS * e.lanes
     return np.empty(rows, dtype), np.empty(rows, dtype), np.empty(WORK * e.lanes, dtype), np.empty(0, dtype)
 
 

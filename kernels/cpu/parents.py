@@ -54,7 +54,7 @@ def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows,
         grad_variance = fma(weighted, precision, gradients[Moment.SECOND + h])
         square = where(limit > precision, grad_variance * scale, 0.0)
         offset = offset - square * (precision.like(0.5) / precision)
-        slopes[Slope.LINEAR + h] = gradients[Moment.FIRST + h] * scale
+        slopes[Slope.TWICE_LINEAR + h] = gradients[Moment.FIRST + h] * scale * 2.0
         slopes[Slope.TWICE_SQUARE + h] = square * 2.0
         slopes[Slope.SHIFT + h] = statistics[Statistic.MINUS_MEAN + h] - before[Statistic.MINUS_MEAN + h]
     slopes[Slope.OFFSET] = offset

@@ -170,13 +170,19 @@ def add(x: Vector, y: Vector) -> Vector:
 
 
 def sum_each(rows: list[Vector]) -> Vector:
-    """Lane i is the sum of the lanes of rows[i], for as many rows as there are lanes.
+    """Lane i is the sum of the lanes of rows[i], for at most as many rows as there are lanes."""
+    return reduce_each(add, rows, 0.0)
 
-    Rows are joined in pairs, and halves of both are added. The halves are those of 16 bytes until the last
+
+def reduce_each(operation: Callable[[Vector, Vector], Vector], rows: list[Vector], neutral: float) -> Vector:
+    """Lane i is the reduction of the lanes of rows[i].
+
+    Rows are joined in pairs, and halves of both are reduced. The halves are those of 16 bytes until the last
     join, because shuffles within 16 bytes are cheap.
     """
     lanes, group = rows[0].form.lanes, 1
     half, quarter = lanes // 2, lanes // 4
+    rows = rows + [rows[0].like(neutral)] * (lanes - len(rows))
     while len(rows) > 2:
         low = [
             source + base + k + i
@@ -186,10 +192,12 @@ def sum_each(rows: list[Vector]) -> Vector:
             for i in range(group)
         ]
         high = [i + quarter for i in low]
-        rows = [a.shuffle(b, low) + a.shuffle(b, high) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        rows = [operation(a.shuffle(b, low), a.shuffle(b, high)) for a, b in pairs]
         group *= 2
+    a, b = rows
     low = [*range(half), *range(lanes, lanes + half)]
-    return rows[0].shuffle(rows[1], low) + rows[0].shuffle(rows[1], [i + half for i in low])
+    return operation(a.shuffle(b, low), a.shuffle(b, [i + half for i in low]))
 
 
 # bits: (ln 2 in two parts, degree of the Taylor polynomial, number whose addition rounds to an integer,

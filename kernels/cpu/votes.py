@@ -19,13 +19,13 @@ from tritoncaps.kernels.cpu.simd import (
     Rows,
     Vector,
     across,
-    add,
     exp,
     fma,
     log,
     maximum,
     microkernel,
     minimum,
+    reduce_each,
     sum_each,
     where,
 )
@@ -77,9 +77,9 @@ class _Polynomial:
     def __init__(self) -> None:
         self.sums: dict[int, Vector] = {}
 
-    def add(self, h: int, d: Vector, shift: Vector, linear: Vector, twice_square: Vector) -> None:
+    def add(self, h: int, d: Vector, shift: Vector, twice_linear: Vector, twice_square: Vector) -> None:
         deviation = d + shift
-        chain, factor = h // 4, linear + fma(twice_square, deviation, linear)
+        chain, factor = h // 4, fma(twice_square, deviation, twice_linear)
         self.sums[chain] = fma(factor, deviation, self.sums[chain]) if chain in self.sums else factor * deviation
 
     def value(self) -> Vector:
@@ -129,7 +129,7 @@ def _likelihood_and_gradient(
     quadratic, polynomial = _Quadratic(), _Polynomial()
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Statistic.PRECISION + h])
-        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
+        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.TWICE_LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
     l[0] = parent[Statistic.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
 
@@ -149,7 +149,7 @@ def _likelihood_gradient_and_deviations(
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
         quadratic.add(h, x, parent[Statistic.PRECISION + h])
-        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
+        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.TWICE_LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
     l[0] = parent[Statistic.CONSTANT] - quadratic.value()
     G[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
 
@@ -251,10 +251,14 @@ def _add_exponentials(count: int, greatest: Rows, total: Rows, l: Rows) -> None:
 
 
 def _join_exponentials(log_sum: Rows, greatest: Rows, total: Rows) -> None:
-    """Join the lanes: log_sum = greatest + log(total), a number; zero if nothing was added."""
-    highest = across(maximum, greatest[0])
-    joined = across(add, total[0] * exp([greatest[0] - highest])[0])
-    log_sum.set_element(0, where(joined > 0.0, highest + log(joined), 0.0))
+    """log_sum = greatest + log(total) of as many children as there are lanes; zero where nothing was added."""
+    count = log_sum.form.lanes
+    highest = reduce_each(maximum, [greatest[j] for j in range(count)], log_sum.form.lowest)
+    log_sum[0] = highest
+    log_sum.barrier()
+    factors = exp([greatest[j] - log_sum.broadcast(j) for j in range(count)])
+    joined = sum_each([total[j] * factor for j, factor in enumerate(factors)])
+    log_sum[0] = where(joined > 0.0, highest + log(joined), 0.0)
 
 
 def _add_assignment_gradient(count: int, da: Rows, l: Rows, G: Rows, log_sum: Rows) -> None:  # noqa: E741
@@ -263,14 +267,14 @@ def _add_assignment_gradient(count: int, da: Rows, l: Rows, G: Rows, log_sum: Ro
         da[j] = fma(R, G[j], da[j])
 
 
-def _add_lanes(count: int, numbers: Rows, rows: Rows) -> None:
-    for j in range(count):
-        numbers.set_element(j, across(add, rows[j]) + numbers.broadcast(j))
+def _sum_lanes(sums: Rows, rows: Rows) -> None:
+    """Element j of `sums` is the sum of the lanes of row j, for as many rows as there are lanes."""
+    sums[0] = sum_each([rows[j] for j in range(sums.form.lanes)])
 
 
-def _sum_lanes(count: int, numbers: Rows, rows: Rows) -> None:
-    for j in range(count):
-        numbers.set_element(j, across(add, rows[j]))
+def _sum_four(sums: Rows, rows: Rows) -> None:
+    """The first four elements of `sums` are the sums of the lanes of four rows."""
+    sums[0] = sum_each([rows[j] for j in range(4)])
 
 
 def _clear(count: int, rows: Rows) -> None:
@@ -285,11 +289,11 @@ def _add_likelihood_and_gradient(
     quadratics, polynomials = [_Quadratic() for _ in range(count)], [_Polynomial() for _ in range(count)]
     for h in range(4):
         precision, shift = parent[Statistic.PRECISION + h], slopes[Slope.SHIFT + h]
-        linear, twice_square = slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h]
+        twice_linear, twice_square = slopes[Slope.TWICE_LINEAR + h], slopes[Slope.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h]
             quadratics[j].add(h, x, precision)
-            polynomials[j].add(h, x, shift, linear, twice_square)
+            polynomials[j].add(h, x, shift, twice_linear, twice_square)
     for j in range(count):
         quadratic[j] = quadratic[j] + quadratics[j].sums[0]
         polynomial[j] = polynomial[j] + polynomials[j].sums[0]
@@ -324,7 +328,7 @@ def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: 
     weights, factors = [r[j] for j in range(count)], [-g[j] for j in range(count)]
     for h in range(4):
         precision, shift = parent[Statistic.PRECISION + h], slopes[Slope.SHIFT + h]
-        linear, twice_square = slopes[Slope.LINEAR + h], slopes[Slope.TWICE_SQUARE + h]
+        linear, twice_square = slopes[Slope.TWICE_LINEAR + h] * 0.5, slopes[Slope.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h]
             gradient = fma(twice_square, x + shift, linear)
@@ -339,7 +343,7 @@ def _set_uniform_vote_gradient(
     weights = [share.broadcast(0) * activation.broadcast(j) for j in range(count)]
     polynomials = [polynomial[j] for j in range(count)]
     for h in range(4):
-        shift, linear = slopes[Slope.SHIFT + h], slopes[Slope.LINEAR + h]
+        shift, linear = slopes[Slope.SHIFT + h], slopes[Slope.TWICE_LINEAR + h] * 0.5
         twice_square = slopes[Slope.TWICE_SQUARE + h]
         for j in range(count):
             x = d[16 * j + h] + shift
@@ -406,8 +410,7 @@ add_exponentials_1, add_exponentials_4 = microkernel(_add_exponentials, 1), micr
 join_exponentials = microkernel(_join_exponentials)
 add_assignment_gradient_1 = microkernel(_add_assignment_gradient, 1)
 add_assignment_gradient_4 = microkernel(_add_assignment_gradient, 4)
-sum_lanes_1 = microkernel(_sum_lanes, 1)
-add_lanes_1 = microkernel(_add_lanes, 1)
+sum_lanes, sum_four = microkernel(_sum_lanes), microkernel(_sum_four)
 clear_1, clear_4, clear_16 = (microkernel(_clear, count) for count in (1, 4, 16))
 
 add_likelihood_and_gradient_1 = microkernel(_add_likelihood_and_gradient, 1)
