@@ -259,8 +259,12 @@ def squash(vectors: Tensor, dim: int = -1, backend: str | None = None) -> Tensor
     check_tensor("vectors", vectors)
     if not -vectors.ndim <= dim < vectors.ndim:
         raise ValueError(f"dim must name an axis of vectors {list(vectors.shape)}, but it is {dim}")
-    backends.choose(backend, vectors.device)
-    return reference.squash(vectors, dim)
+    chosen = backends.choose(backend, vectors.device)
+    if chosen == "reference":
+        return reference.squash(vectors, dim)
+    from tritoncaps import dynamic_ops
+
+    return dynamic_ops.SquashFunction.apply(vectors.movedim(dim, -1), chosen).movedim(-1, dim)
 
 
 def dynamic_routing(
@@ -291,8 +295,32 @@ def dynamic_routing(
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])
     if priors is not None:
         check_shape("priors", priors, weight.shape[:3])
-    backends.choose(backend, poses.device)
-    return reference.dynamic_routing(poses, weight, routing_map, routing, priors)
+    chosen = backends.choose(backend, poses.device)
+    if chosen == "reference":
+        return reference.dynamic_routing(poses, weight, routing_map, routing, priors)
+    return _fused_dynamic_routing(poses, weight, priors, routing_map, routing, chosen)
+
+
+def _fused_dynamic_routing(
+    poses: Tensor,
+    weight: Tensor,
+    priors: Tensor | None,
+    routing_map: RoutingMap,
+    routing: DynamicRouting,
+    backend: str,
+) -> Tensor:
+    from tritoncaps import dynamic_ops
+
+    images, in_caps, dim = *poses.shape[:2], poses.shape[-1]
+    tensors = (poses.reshape(images, in_caps, routing_map.num_children, dim), weight, priors)
+    tables = list(routing_map.tables(poses.device))
+    options = (routing.iterations, routing.competition, routing.none_of_the_above)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        parents, _ = dynamic_ops.DynamicRoutingFunction.apply(*tensors, tables, *options, routing.gradient, backend)
+    else:
+        parents, _ = dynamic_ops.dynamic_routing_forward(*tensors, tables, *options, backend)
+    shape = (images, weight.shape[2], *routing_map.out_size, weight.shape[4])
+    return rearrange(parents, "n p c e -> n c p e").reshape(shape)
 
 
 def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> Tensor:

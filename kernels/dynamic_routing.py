@@ -1,0 +1,35 @@
+"""Dynamic routing that never stores a vote: what a backend provides.
+
+    forward(poses, weight, priors, tables, options)                          -> sums of every iteration, parents
+    backward(grad, poses, weight, priors, tables, sums, options, needs)      -> gradients of poses, weight and priors
+
+The logits after t iterations are b_ij + u_hat_ij . q_j with q = v_1 + ... + v_t, so an iteration leaves nothing behind
+but a sum s_j for each parent. docs/dynamic-routing.md derives the backward pass.
+
+Letters: N images, L child and P parent locations, B child and C parent types, K weight blocks, D and E numbers of a
+child's and a parent's pose, T iterations. poses [N, B, L, D], weight [K, B, C, D, E], priors [K, B, C], parents
+[N, P, C, E], sums [T, N, P, C, E].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Options(NamedTuple):
+    """The fields of a DynamicRouting, as the operators pass them."""
+
+    iterations: int
+    competition: str
+    none_of_the_above: bool
+    gradient: str
+
+
+class Gradients(NamedTuple):
+    """Of the inputs, in their shapes; None where not asked for."""
+
+    poses: Tensor | None
+    weight: Tensor | None
+    priors: Tensor | None
