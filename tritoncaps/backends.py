@@ -55,6 +55,7 @@ def choose(name: str | None, device: torch.device) -> str:
     return name
 
 
+@cache
 def kernels(name: str) -> ModuleType:
     """The module with the backend's views."""
     return importlib.import_module(f"tritoncaps.kernels.{name}")

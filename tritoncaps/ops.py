@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tritoncaps.backends import kernels
 from tritoncaps.kernels import em_routing
+from tritoncaps.operators import fake, operator
 from tritoncaps.reference import widen
 from tritoncaps.routing_map import Tables
 
@@ -34,7 +35,7 @@ def _quietly(operator: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@torch.library.custom_op("tritoncaps::em_routing_forward", mutates_args=())
+@operator
 @_quietly
 def em_routing_forward(
     poses: Tensor,
@@ -65,7 +66,7 @@ def em_routing_forward(
     return mean.to(poses.dtype), activation.to(poses.dtype), statistics, log_sums
 
 
-@em_routing_forward.register_fake
+@fake(em_routing_forward)
 def _(
     poses,
     activations,
@@ -87,7 +88,7 @@ def _(
     return mean, poses.new_empty(images, parents, out_caps), statistics, log_sums
 
 
-@torch.library.custom_op("tritoncaps::em_routing_backward", mutates_args=())
+@operator
 @_quietly
 def em_routing_backward(
     grad_poses: Tensor,
@@ -134,7 +135,7 @@ def em_routing_backward(
     )
 
 
-@em_routing_backward.register_fake
+@fake(em_routing_backward)
 def _(
     grad_poses,
     grad_activations,
@@ -222,11 +223,13 @@ def _edges(
     backend: str,
 ) -> Any:
     """The backend's own form of the inputs, from [N, B, L, 4, 4] and [N, B, L]."""
-    poses, activations = widen(poses.flatten(3)), widen(activations)
-    # a silent child is ignored, even if its pose is inf or nan; on a CPU, one sum tells that there is none of these
-    if poses.device.type != "cpu" or not poses.sum().isfinite():
-        poses = poses.masked_fill((activations == 0)[..., None] & ~poses.isfinite(), 0)
-    return kernels(backend).edges(poses, activations, widen(weight), Tables(*tables), competition)
+    poses = poses.flatten(3)
+    if backend == "cpu":
+        poses, activations, weight = widen(poses), widen(activations), widen(weight)
+        # a silent child is ignored, even if its pose is inf or nan; one sum tells that there is none of these
+        if not poses.sum().isfinite():
+            poses = poses.masked_fill((activations == 0)[..., None] & ~poses.isfinite(), 0)
+    return kernels(backend).edges(poses, activations, weight, Tables(*tables), competition)
 
 
 def _fits(

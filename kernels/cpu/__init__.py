@@ -61,4 +61,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)  # asked only once
+    return globals()[name]

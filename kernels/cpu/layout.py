@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritoncaps.kernels.cpu.compiling import kernel
 from tritoncaps.kernels.cpu.simd import next_task
@@ -111,25 +112,18 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     weights, _, parent_types = weight.shape[:3]
     parents, slots = tables.children.shape
     lanes, blocks = vectors(parent_types, poses.dtype)
-    group_of, group_start, group_edge = _groups(tables, competition)
     packed = scratch("weight", (weights, blocks, child_types, 16, lanes), poses.dtype)
     found = Edges(
         poses=array(_copied("poses", poses.transpose(1, 2))),
         activations=array(_copied("activations", activations.transpose(1, 2))),
         weight=array(packed),
-        children=array(tables.children),
-        weight_of=array(tables.weight_of),
-        offset=array(tables.offset.to(poses.dtype)),
-        group_of=array(group_of),
-        group_start=array(group_start),
-        group_edge=array(group_edge),
-        share=array(1 / (group_start.diff() * parent_types).clamp(min=1).to(poses.dtype)),
+        **_of_map(tables, competition, parent_types, poses.dtype),
         local=competition == "local",
         images=images,
         children_count=locations,
         parents_count=parents,
         slots=slots,
-        groups=len(group_start) - 1,
+        groups=locations if competition == "global" else parents * slots,
         child_types=child_types,
         parent_types=parent_types,
         weights=weights,
@@ -196,6 +190,27 @@ def array(x: Tensor) -> Any:
 def _copied(name: str, x: Tensor) -> Tensor:
     """A contiguous copy that lasts as long as the call."""
     return scratch(name, x.shape, x.dtype).copy_(x)
+
+
+_maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _of_map(tables: Tables, competition: str, parent_types: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The arrays of `Edges` that a map gives, made once for each map."""
+    known = _maps.setdefault(tables.children, {})
+    key = competition, parent_types, dtype
+    if key not in known:
+        group_of, group_start, group_edge = _groups(tables, competition)
+        known[key] = {
+            "children": array(tables.children),
+            "weight_of": array(tables.weight_of),
+            "offset": array(tables.offset.to(dtype)),
+            "group_of": array(group_of),
+            "group_start": array(group_start),
+            "group_edge": array(group_edge),
+            "share": array(1 / (group_start.diff() * parent_types).clamp(min=1).to(dtype)),
+        }
+    return known[key]
 
 
 def _groups(tables: Tables, competition: str) -> tuple[Tensor, Tensor, Tensor]:
