@@ -104,7 +104,7 @@ def m_step_forward(
     variance_floor: float,
     mean_data: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """mean, variance [N, P, H, C], logit, support [N, P, C] of every parent."""
+    """mean, variance [N, P, H, C] and logit [N, P, C] of every parent; and, for backward, statistics [N, P, ..., C]."""
     statistics = _kernels().m_step_forward(
         votes.contiguous(),
         assignments.contiguous(),
@@ -116,7 +116,10 @@ def m_step_forward(
         variance_floor,
         mean_data,
     )
-    return tuple(x.contiguous() for x in statistics)
+    H = votes.shape[4]
+    mean, precision, logit = statistics[:, :, :H], statistics[:, :, H : 2 * H], statistics[:, :, 2 * H + 1]
+    variance = (0.5 / precision).clamp(min=variance_floor)  # whatever the rounding
+    return mean.clone(memory_format=torch.contiguous_format), variance, logit.clone(), statistics
 
 
 @m_step_forward.register_fake
@@ -124,7 +127,7 @@ def _(votes, assignments, activations, beta_u, beta_a, tables, inverse_temperatu
     N, P, _, _, H, C = votes.shape
     wide = torch.promote_types(votes.dtype, torch.float32)
     mean, logit = votes.new_empty(N, P, H, C, dtype=wide), votes.new_empty(N, P, C, dtype=wide)
-    return mean, torch.empty_like(mean), logit, torch.empty_like(logit)
+    return mean, torch.empty_like(mean), logit, votes.new_empty(N, P, 2 * H + 4, C, dtype=wide)
 
 
 @torch.library.custom_op("tritoncaps::m_step_backward", mutates_args=())
@@ -136,7 +139,7 @@ def m_step_backward(
     assignments: Tensor,
     activations: Tensor,
     beta_u: Tensor,
-    statistics: Sequence[Tensor],
+    statistics: Tensor,
     tables: Sequence[Tensor],
     inverse_temperature: float,
     variance_floor: float,
@@ -180,7 +183,7 @@ def _(
 
 
 class MStep(torch.autograd.Function):
-    """(mean, variance, logit, support) of the forward operator's arguments."""
+    """(mean, variance, logit, statistics) of the forward operator's arguments."""
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -190,13 +193,12 @@ class MStep(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         votes, assignments, activations, beta_u, _, tables, *ctx.options = inputs
         ctx.mark_non_differentiable(output[3])
-        ctx.save_for_backward(votes, assignments, activations, beta_u, *output, *tables)
+        ctx.save_for_backward(votes, assignments, activations, beta_u, output[3], *tables)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        votes, assignments, activations, beta_u, *rest = ctx.saved_tensors
-        inputs = (votes, assignments, activations, beta_u, rest[:4], rest[4:])
-        return *m_step_backward(*grads[:3], *inputs, *ctx.options), None, None, None, None
+        *inputs, tables = *ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
+        return *m_step_backward(*grads[:3], *inputs, tables, *ctx.options), None, None, None, None
 
 
 @torch.library.custom_op("tritoncaps::e_step_forward", mutates_args=())

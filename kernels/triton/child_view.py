@@ -10,13 +10,19 @@ import triton.language as tl
 from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
+    SLOPES,
+    STATISTICS,
     add_entries,
     assignment,
     edge_votes,
     load_entries,
+    load_gaussian,
     load_offset,
+    load_shift,
+    load_slopes,
     log_likelihood,
     subtract_entries,
+    uniform_share,
     vote_gradient,
     weight_slope,
     zero_entries,
@@ -67,9 +73,7 @@ def log_sum_kernel(
     p_group_start,
     p_pair_parent,
     p_pair_slot,
-    p_mean,
-    p_precision,
-    p_constant,
+    p_statistics,
     p_out,
     N,
     L,
@@ -89,7 +93,7 @@ def log_sum_kernel(
     [N, P, S, B, H, C].
 
     p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_group_child [G], p_group_start [G + 1],
-    p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision [N, P, H, C], p_constant [N, P, C]; p_out [N, G, B].
+    p_pair_parent and p_pair_slot [pairs]; p_statistics [N, P, 2 H + 4, C]; p_out [N, G, B].
 
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
@@ -110,11 +114,11 @@ def log_sum_kernel(
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_parent = (o_n < N) & (o_c < C)
-            b_l = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=float("-inf"))
+            p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
+            b_l = tl.load(p_parent + 2 * H * C, mask=m_parent, other=float("-inf")).to(DTYPE)
             for i_h in tl.static_range(0, H, ENTRIES):
-                o_entry = (o_parent * H + i_h) * C + o_c
-                b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
-                b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
+                b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
+                b_precision = load_entries(p_parent + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
                 if p_votes is None:
                     p_block = p_weight + (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C + o_c
                     b_weight = load_entries(p_block, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
@@ -146,14 +150,9 @@ def assignment_gradient_kernel(
     p_group_start,
     p_pair_parent,
     p_pair_slot,
-    p_mean,
-    p_precision,
-    p_constant,
+    p_statistics,
+    p_slopes,
     p_log_sum,
-    p_A,
-    p_B,
-    p_C,
-    p_shift,
     p_out,
     N,
     L,
@@ -170,8 +169,8 @@ def assignment_gradient_kernel(
     R = exp(l - log_sum),  G = A + sum_h (B_h + C_h e_h) e_h,  d = V - mean,  e = d + shift.
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
-    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C,
-    p_shift [N, P, 16, C]; p_constant, p_A [N, P, C]; p_log_sum, p_out [N, G, B].
+    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [N, P, 36, C] and
+    p_slopes [N, P, 51, C]; p_log_sum, p_out [N, G, B].
 
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
@@ -192,14 +191,11 @@ def assignment_gradient_kernel(
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_parent = (o_n < N) & (o_c < C)
-            o_entry = o_parent * ENTRIES * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, ENTRIES, DTYPE)
-            b_precision = load_entries(p_precision + o_entry, C, m_parent, ENTRIES, DTYPE)
-            b_constant = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=float("-inf"))
-            b_A = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
-            b_B = load_entries(p_B + o_entry, C, m_parent, ENTRIES, DTYPE)
-            b_C = load_entries(p_C + o_entry, C, m_parent, ENTRIES, DTYPE)
-            b_shift = load_entries(p_shift + o_entry, C, m_parent, ENTRIES, DTYPE)
+            p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
+            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_parent, C, DTYPE)
+            b_shift = load_shift(p_parent_slopes, m_parent, C, DTYPE)
+            p_parent = p_statistics + o_parent * STATISTICS * C + o_c
+            b_mean, b_precision, b_constant = load_gaussian(p_parent, m_parent, C, DTYPE)
             b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
             b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
             b_d = subtract_entries(b_votes, b_mean)
@@ -250,7 +246,7 @@ def edge_product_kernel(
     tl.store(p_out + (o_n * G + i_g) * B + o_b, tl.sum(b_sum, axis=2, keep_dims=True), mask=m_child)
 
 
-@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "T", "n_soft"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "T"])
 def child_gradient_kernel(
     p_poses,
     p_weight,
@@ -261,14 +257,9 @@ def child_gradient_kernel(
     p_parents_start,
     p_pair_parent,
     p_pair_slot,
-    p_mean,
-    p_precision,
-    p_constant,
-    p_log_sum,
-    p_A,
-    p_B,
-    p_C,
-    p_shift,
+    p_statistics,
+    p_slopes,
+    p_log_sums,
     p_da,
     p_grad_poses,
     p_grad_activations,
@@ -280,7 +271,7 @@ def child_gradient_kernel(
     C: tl.constexpr,
     G,
     T,
-    n_soft,
+    ALL: tl.constexpr,
     LOCAL: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -288,12 +279,12 @@ def child_gradient_kernel(
 ):
     """dM_i = sum_j dV_ij W_ij^T and da_i = sum_t sum_j R_ij G_ij over all parents j of child i.
 
-    dV is `vote_gradient` of the T iterations, or loaded from p_dV [N, P, S, B, 16, C]; then there is no da.
+    dV is `vote_gradient` of all T iterations, or of the last if not ALL; or loaded from p_dV [N, P, S, B, 16, C], then
+    there is no da.
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
-    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C, p_shift
-    [T, N, P, 16, C]; p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_grad_poses [N, L, 16, B],
-    p_grad_activations [N, L, B].
+    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [T, N, P, 36, C], p_slopes
+    [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
 
     Program (image block, child type block, child location) writes its children's gradients.
     """
@@ -303,8 +294,7 @@ def child_gradient_kernel(
     o_child = o_n * L + i_l
     if p_dV is None:
         b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
-    parents_step = N.to(tl.int64) * P * C
-    groups_step = N.to(tl.int64) * G * B
+        b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
 
     b_dM = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_da = tl.zeros((BN, BB, BC), DTYPE)
@@ -312,35 +302,31 @@ def child_gradient_kernel(
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
-        o_parent = o_n * P + i_p
-        o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
             if p_dV is None:
-                o_entry = o_parent * ENTRIES * C + o_c
-                o_type = o_parent * C + o_c
                 b_dV, b_RG = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
-                    p_mean + o_entry,
-                    p_precision + o_entry,
-                    p_B + o_entry,
-                    p_C + o_entry,
-                    p_shift + o_entry,
-                    p_constant + o_type,
-                    p_A + o_type,
-                    p_log_sum + o_group,
-                    p_da + o_group,
-                    parents_step * ENTRIES,
-                    parents_step,
-                    groups_step,
-                    (o_n < N) & (o_c < C),
-                    m_child,
-                    C,
+                    b_share,
+                    p_statistics,
+                    p_slopes,
+                    p_log_sums,
+                    p_da,
+                    o_n,
+                    o_b,
+                    o_c,
+                    i_p,
+                    i_p * S + i_s if LOCAL else i_l,
+                    N,
+                    P,
+                    G,
                     T,
-                    n_soft,
+                    B,
+                    C,
+                    ALL,
                     BN,
                     BB,
                     BC,
@@ -348,7 +334,7 @@ def child_gradient_kernel(
                 )
                 b_da += b_RG
             else:
-                p_edge = p_dV + ((o_parent * S + i_s) * B + o_b) * ENTRIES * C + o_c
+                p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
                 b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
             b_dM = add_product_transposed(b_dM, b_dV, b_weight)
     for h in tl.static_range(ENTRIES):

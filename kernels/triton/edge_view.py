@@ -106,9 +106,7 @@ def coordinate_addition_kernel(
 def assignment_kernel(
     p_votes,
     p_children,
-    p_mean,
-    p_precision,
-    p_constant,
+    p_statistics,
     p_log_sum,
     p_out,
     N,
@@ -126,8 +124,8 @@ def assignment_kernel(
 ):
     """R_ij = exp(l_ij - log_sum_i).
 
-    p_votes [N, P, S, B, H, C], p_children [P, S]; p_mean, p_precision [N, P, H, C], p_constant [N, P, C]; p_log_sum
-    [N, G, B]; p_out [N, P, S, B, C].
+    p_votes [N, P, S, B, H, C], p_children [P, S]; p_statistics [N, P, 2 H + 4, C]; p_log_sum [N, G, B]; p_out
+    [N, P, S, B, C].
 
     Program (image block, child type block, pair) writes the pair's assignments.
     """
@@ -140,11 +138,11 @@ def assignment_kernel(
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         m_parent = (o_n < N) & (o_c < C)
-        b_l = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=0.0)
+        p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
+        b_l = tl.load(p_parent + 2 * H * C, mask=m_parent, other=0.0)
         for i_h in tl.static_range(0, H, ENTRIES):
-            o_entry = (o_parent * H + i_h) * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
-            b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
+            b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
+            b_precision = load_entries(p_parent + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
             p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
             b_votes = load_entries(p_edge_votes, C, m_child & (o_c < C), H - i_h, DTYPE)
             b_d = subtract_entries(b_votes, b_mean)
@@ -159,10 +157,8 @@ def m_step_gradient_kernel(
     p_assignments,
     p_activations,
     p_children,
-    p_mean,
-    p_A,
-    p_B,
-    p_C,
+    p_statistics,
+    p_slopes,
     p_grad_votes,
     p_grad_assignments,
     p_slope,
@@ -180,9 +176,9 @@ def m_step_gradient_kernel(
 ):
     """G_ij = A + sum_h (B_h + C_h d_h) d_h,  dR_ij = a_i G_ij,  dV_ij = R_ij a_i (B + 2 C d),  with d = V - mean.
 
-    p_votes [N, P, S, B, H, C], p_assignments [N, P, S, B, C], p_activations [N, L, B], p_children [P, S]; p_mean, p_B,
-    p_C [N, P, H, C], p_A [N, P, C]; p_grad_votes as the votes; p_grad_assignments and p_slope, which is G, as the
-    assignments.
+    p_votes [N, P, S, B, H, C], p_assignments [N, P, S, B, C], p_activations [N, L, B], p_children [P, S]; p_statistics
+    [N, P, 2 H + 4, C], p_slopes [N, P, 3 H + 3, C]; p_grad_votes as the votes; p_grad_assignments and p_slope, which is
+    G, as the assignments.
 
     Program (image block, child type block, pair) writes the pair's gradients.
     """
@@ -196,12 +192,13 @@ def m_step_gradient_kernel(
         m_parent = (o_n < N) & (o_c < C)
         m_edge = m_child & (o_c < C)
         b_r = b_a * tl.load(p_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
-        b_G = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
+        p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
+        p_parent_slopes = p_slopes + o_parent * (3 * H + 3) * C + o_c
+        b_G = tl.load(p_parent_slopes + 3 * H * C, mask=m_parent, other=0.0)
         for i_h in tl.static_range(0, H, ENTRIES):
-            o_entry = (o_parent * H + i_h) * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
-            b_B = load_entries(p_B + o_entry, C, m_parent, H - i_h, DTYPE)
-            b_C = load_entries(p_C + o_entry, C, m_parent, H - i_h, DTYPE)
+            b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
+            b_B = load_entries(p_parent_slopes + i_h * C, C, m_parent, H - i_h, DTYPE)
+            b_C = load_entries(p_parent_slopes + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
             b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             b_G = weight_slope(b_d, b_G, b_B, b_C)
@@ -219,8 +216,7 @@ def e_step_gradient_kernel(
     p_assignments,
     p_grad_assignments,
     p_children,
-    p_mean,
-    p_precision,
+    p_statistics,
     p_dot,
     p_dl,
     p_grad_votes,
@@ -239,8 +235,8 @@ def e_step_gradient_kernel(
 ):
     """dl_ij = R_ij (dR_ij - sum_j' R_ij' dR_ij'),  dV_ij = -2 dl_ij precision d,  with d = V - mean.
 
-    p_votes [N, P, S, B, H, C]; p_assignments and p_grad_assignments [N, P, S, B, C], p_children [P, S]; p_mean,
-    p_precision [N, P, H, C]; p_dot, the sums over j', [N, G, B]; p_dl as the assignments, p_grad_votes as the votes.
+    p_votes [N, P, S, B, H, C]; p_assignments and p_grad_assignments [N, P, S, B, C], p_children [P, S]; p_statistics
+    [N, P, 2 H + 4, C]; p_dot, the sums over j', [N, G, B]; p_dl as the assignments, p_grad_votes as the votes.
 
     Program (image block, child type block, pair) writes the pair's gradients.
     """
@@ -258,10 +254,10 @@ def e_step_gradient_kernel(
         b_dR = tl.load(p_grad_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
         b_dl = b_R * (b_dR - b_dot)
         tl.store(p_dl + o_edge * C + o_c, b_dl, mask=m_out & (o_c < C))
+        p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
         for i_h in tl.static_range(0, H, ENTRIES):
-            o_entry = (o_parent * H + i_h) * C + o_c
-            b_mean = load_entries(p_mean + o_entry, C, m_parent, H - i_h, DTYPE)
-            b_precision = load_entries(p_precision + o_entry, C, m_parent, H - i_h, DTYPE)
+            b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
+            b_precision = load_entries(p_parent + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
             b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             for h in tl.static_range(len(b_d)):

@@ -89,18 +89,21 @@ def arithmetic(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
-def launch(kernel: Any, programs: int, tile: config.Tile, *pointers: Tensor | None, **numbers: Any) -> None:
+def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **arguments: Any) -> None:
     """Run every program of a kernel; nothing if there is nothing to do.
 
-    Of `numbers`, sizes that the kernel has no argument for are left out.
+    The kernel gets `arguments`, and those of the edges' arrays and sizes that it has an argument for.
     """
-    if programs:
-        known = {name: number for name, number in numbers.items() if name in kernel.arg_names}
-        kernel[(programs,)](*pointers, **known, **tile._asdict())
-
-
-def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
+    if not programs:
+        return
+    tables = edges.tables
+    known = {
+        **{"p_poses": edges.poses, "p_weight": edges.weight, "p_votes": edges.votes, "p_offset": edges.offset},
+        **{"p_activations": edges.activations, "p_children": tables.children, "p_weight_of": tables.weight_of},
+        **{"p_parents_start": tables.parents_start, "LOCAL": edges.local, **edges.sizes},
+    }
+    known = {name: value for name, value in known.items() if name in kernel.arg_names}
+    kernel[(programs,)](**{**known, **arguments}, **tile._asdict())
 
 
 _cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -9,19 +9,24 @@ import triton.language as tl
 from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
+    SLOPES,
     add_entries,
     assignment,
     edge_votes,
     load_entries,
+    load_gaussian,
     load_offset,
+    load_shift,
+    load_slopes,
     log_likelihood,
     subtract_entries,
+    uniform_share,
     weight_slope,
     zero_entries,
 )
 
 
-@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "H", "i_h", "steps"])
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "i_h", "steps"])
 def parent_view_kernel(
     p_poses,
     p_weight,
@@ -31,14 +36,9 @@ def parent_view_kernel(
     p_weight_of,
     p_offset,
     p_parents_start,
-    p_mean,
-    p_precision,
-    p_constant,
+    p_statistics,
+    p_slopes,
     p_log_sum,
-    p_A,
-    p_B,
-    p_C,
-    p_shift,
     p_da,
     p_weights,
     p_out,
@@ -49,38 +49,40 @@ def parent_view_kernel(
     B: tl.constexpr,
     C: tl.constexpr,
     G,
-    H,
+    H: tl.constexpr,
     i_h,
     steps,
     WEIGHTS: tl.constexpr,
     LOCAL: tl.constexpr,
     COUNT: tl.constexpr,
-    ABOUT_MEAN: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """The moments of the votes of a parent, over its children i, with d = V - mean (zero without p_mean).
+    """The moments of the votes of a parent, over its children i, with d = V - mean (V without p_statistics).
 
-    sum_i w d, sum_i w d^2 and sum_i w;  or, if ABOUT_MEAN, for weights that are not negative: m = sum_i w d / sum_i w,
-    sum_i w (d - m)^2 and sum_i w, each updated child by child (West 1979), so that a small variance never cancels.
+    WEIGHTS   "uniform"             w = a_i / competitors
+              "assignment"          w = r = R a_i,  R = exp(l - log_sum)
+              "stored assignment"   w = weights a_i
+              "gradient"            w = dl = r (G - da),  G = A + sum_h (B_h + C_h e_h) e_h,  e = d + shift
+              "stored gradient"     w = weights
 
-    WEIGHTS   "uniform"      w = a_i / competitors
-              "assignment"   w = r = R a_i,  R = exp(l - log_sum)
-              "gradient"     w = r (G - da),  G = A + sum_h (B_h + C_h e_h) e_h,  e = d + shift
-              "stored"       w = weights a_i; weights alone if p_activations is None
+    Of assignments: m = sum_i w d / sum_i w, sum_i w (d - m)^2 and sum_i w, each updated child by child (West 1979), so
+    that a small variance never cancels. Of gradients, which have both signs: sum_i w d, sum_i w d^2 and sum_i w.
 
-    Votes: computed, from p_poses [N, L, 16, B] and p_weight [K, B, 16, C], then COUNT = 16; or loaded, entries
+    Votes: computed, from p_poses [N, L, 16, B] and p_weight [K, B, 16, C], then H = COUNT = 16; or loaded, entries
     i_h to i_h + COUNT of p_votes [N, P, S, B, H, C].
 
-    p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_parents_start [L + 1]; p_mean,
-    p_precision, p_B, p_C, p_shift [N, P, COUNT, C]; p_constant, p_A [N, P, C]; p_log_sum, p_da [N, G, B]; p_weights
-    [N, P, S, B, C]; p_out [splits, N, P, 2 COUNT + 1, C].
+    p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_parents_start [L + 1]; p_statistics
+    [N, P, 2 H + 4, C], p_slopes [N, P, 51, C]; p_log_sum, p_da [N, G, B]; p_weights [N, P, S, B, C]; p_out
+    [splits, N, P, 2 H + 1, C].
 
     Program (image block, type block, p, split), images fastest: split k takes `steps` of the S * ceil(B / BB)
-    pairs of a slot and a block of child types, and writes p_out[k, images, p, :, types].
+    pairs of a slot and a block of child types, and writes its rows of p_out[k, images, p, :, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
+    ABOUT_MEAN: tl.constexpr = WEIGHTS != "gradient" and WEIGHTS != "stored gradient"
+    STORED: tl.constexpr = p_votes is not None
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(C, BC)
     i_program = tl.program_id(0)
@@ -93,18 +95,17 @@ def parent_view_kernel(
     m_c = o_c < C
     m_parent = m_n & m_c
     o_parent = o_n * P + i_p
-    o_entry = o_parent * COUNT * C + o_c
-
-    if p_mean is not None:
-        b_mean = load_entries(p_mean + o_entry, C, m_parent, COUNT, DTYPE)
+    p_parent_statistics = p_statistics
+    if p_statistics is not None:
+        p_parent_statistics += o_parent * (2 * H + 4) * C + o_c
     if WEIGHTS == "assignment" or WEIGHTS == "gradient":
-        b_precision = load_entries(p_precision + o_entry, C, m_parent, COUNT, DTYPE)
-        b_constant = tl.load(p_constant + o_parent * C + o_c, mask=m_parent, other=0.0)
+        b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_parent, C, DTYPE)
+    elif p_statistics is not None:
+        b_mean = load_entries(p_parent_statistics + i_h * C, C, m_parent, COUNT, DTYPE)
     if WEIGHTS == "gradient":
-        b_B = load_entries(p_B + o_entry, C, m_parent, COUNT, DTYPE)
-        b_C = load_entries(p_C + o_entry, C, m_parent, COUNT, DTYPE)
-        b_shift = load_entries(p_shift + o_entry, C, m_parent, COUNT, DTYPE)
-        b_A = tl.load(p_A + o_parent * C + o_c, mask=m_parent, other=0.0)
+        p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
+        b_A, b_B, b_C = load_slopes(p_parent_slopes, m_parent, C, DTYPE)
+        b_shift = load_shift(p_parent_slopes, m_parent, C, DTYPE)
 
     b_first = zero_entries(BN, BB, BC, COUNT, DTYPE)
     b_second = zero_entries(BN, BB, BC, COUNT, DTYPE)
@@ -124,38 +125,35 @@ def parent_view_kernel(
         if p_weight is not None:
             p_slot_weight = p_weight + tl.load(p_weight_of + i_s).to(tl.int64) * B * ENTRIES * C + o_c
         if WEIGHTS == "uniform":
-            b_share = tl.full((1, 1, 1), 1.0 / C, DTYPE)
-            if not LOCAL:
-                n_pairs = tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l)
-                b_share /= tl.maximum(n_pairs, 1).to(DTYPE)
+            b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
         for i_b in range(i_first * BB, i_last * BB, BB):
             o_b = i_b + tl.arange(0, BB)[None, :, None]
             m_child = m_n & (o_b < B)
             m_loud = m_child
-            if p_activations is not None:
+            if WEIGHTS != "stored gradient":
                 b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
             o_edge = (o_parent * S + i_s) * B + o_b
-            if p_votes is None:
+            if not STORED:
                 b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, ENTRIES, DTYPE)
                 b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, (o_b < B) & m_c, ENTRIES, DTYPE)
                 b_d = edge_votes(b_pose, b_weight, b_offset, None, C, None, COUNT, DTYPE)
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
                 b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
-            if p_mean is not None:
+            if p_statistics is not None:
                 b_d = subtract_entries(b_d, b_mean)
             if WEIGHTS == "uniform":
                 b_w = b_share * b_a
-            elif WEIGHTS == "stored":
+            elif STORED:
                 b_w = tl.load(p_weights + o_edge * C + o_c, mask=m_child & m_c, other=0.0).to(DTYPE)
-                if p_activations is not None:
+                if WEIGHTS == "stored assignment":
                     b_w *= b_a
             else:
-                b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_child, other=0.0)
+                b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 b_w = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum) * b_a
             if WEIGHTS == "gradient":
-                b_da = tl.load(p_da + o_group * B + o_b, mask=m_child, other=0.0)
+                b_da = tl.load(p_da + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 b_w *= weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C) - b_da
             if ABOUT_MEAN:
                 b_first, b_second, b_total = add_about_mean(b_first, b_second, b_total, b_w, b_d)
@@ -165,7 +163,7 @@ def parent_view_kernel(
     if ABOUT_MEAN:
         b_sum = tl.sum(b_total, axis=1, keep_dims=True)
         b_share = b_total / tl.where(b_sum > 0, b_sum, 1.0)
-    p_moments = p_out + (i_split.to(tl.int64) * N * P + o_parent) * (2 * COUNT + 1) * C + o_c
+    p_moments = p_out + ((i_split.to(tl.int64) * N * P + o_parent) * (2 * H + 1) + i_h) * C + o_c
     for h in tl.static_range(COUNT):
         b_f = b_first[h]
         b_s = b_second[h]
@@ -174,8 +172,8 @@ def parent_view_kernel(
             b_s += b_total * (b_f - b_m) * (b_f - b_m)
             b_f *= b_share
         tl.store(p_moments + h * C, tl.sum(b_f, axis=1, keep_dims=True), mask=m_parent)
-        tl.store(p_moments + (COUNT + h) * C, tl.sum(b_s, axis=1, keep_dims=True), mask=m_parent)
-    tl.store(p_moments + 2 * COUNT * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_parent)
+        tl.store(p_moments + (H + h) * C, tl.sum(b_s, axis=1, keep_dims=True), mask=m_parent)
+    tl.store(p_moments + (2 * H - i_h) * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_parent)
 
 
 @triton.jit

@@ -1,143 +1,318 @@
-"""What is per parent and not per edge: an M-step's last lines and the likelihood, forward and backward, in torch.
+"""What is per parent and not per edge: an M-step's last lines, their gradients, and the outputs.
 
-Arrays of parents are [N, P, H, C] or [N, P, C]: types are fastest.
+These kernels are the second pass of the parent view: they add up its splits, always in the same order. A program owns
+BLOCK parents and all their H pose entries, in tiles [16, BLOCK].
+
+    statistics [N, P, 2 H + 4, C]   H rows of mean, H of precision = 1 / (2 variance); constant = log a - 1/2 sum_h
+                                    log(2 pi variance_h), logit, support S, and sum_h log variance_h
+    slopes     [N, P, 3 H + 3, C]   H rows of B, H of C, H of shift; A, and what the parent gives to the gradients of
+                                    beta_u and beta_a
+    moments    [splits, N, P, 2 H + 1, C]   H rows of first, H of second moments, and the total weight
+
+Views read their rows as they are. docs/backward.md derives the formulas.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tritoncaps.kernels.em_routing import Fit
+from tritoncaps.kernels.triton.config import PARENTS, blocks
+from tritoncaps.kernels.triton.costs import parent_metadata
+from tritoncaps.kernels.triton.votes import ENTRIES
 from tritoncaps.reference import least_support
 
-
-class Moments(NamedTuple):
-    """Weighted moments of the deviations d = V - centre of a parent's votes."""
-
-    total: Tensor  # [N, P, C]      sum_i w_ij
-    first: Tensor  # [N, P, 16, C]  sum_i w_ij d_ij
-    second: Tensor  # [N, P, 16, C]  sum_i w_ij d_ij^2
-    centre: Tensor  # [N, P, 16, C]
+LOG_2_PI = tl.constexpr(math.log(2 * math.pi))
 
 
-class Gaussian(NamedTuple):
-    """A parent's log-likelihood of a vote: l = constant - sum_h precision_h (V_h - mean_h)^2."""
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["size", "splits"])
+def fit_kernel(
+    p_moments,
+    p_before,
+    p_beta_u,
+    p_beta_a,
+    p_out,
+    inverse_temperature: tl.float64,
+    variance_floor: tl.float64,
+    mean_data: tl.float64,
+    size,
+    splits,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    LEAST_SUPPORT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The statistics of every parent, from the moments of d = V - mean before, taken by split k about its mean m_k.
 
-    mean: Tensor  # [N, P, 16, C]
-    precision: Tensor  # [N, P, 16, C]  1 / (2 variance)
-    constant: Tensor  # [N, P, C]      log a - 1/2 sum_h log(2 pi variance_h)
+    S = sum_k S_k,  m = sum_k S_k m_k / S,  variance = max(sum_k [second_k + S_k (m_k - m)^2] / S, floor)
+    mean = mean before + m;  zero if S is too small to divide by
+    logit = inverse_temperature (beta_a - S / mean_data sum_h (beta_u + 1/2 log variance_h))
 
+    p_moments [splits, size / C, 2 H + 1, C]; p_before [size / C, 2 H + 4, C], or None: then d = V; p_beta_u, p_beta_a
+    [C]; p_out [size / C, 2 H + 4, C].
+    """
+    DTYPE: tl.constexpr = p_out.dtype.element_ty
+    o_j, o_c, m_j = parent_tile(size, C, BLOCK)
+    p_moments += o_j * (2 * H + 1) * C + o_c
+    p_out += o_j * (2 * H + 4) * C + o_c
+    step = size.to(tl.int64) * (2 * H + 1)  # to the next split
 
-class Statistics(NamedTuple):
-    """What an M-step leaves behind: all that the backward pass keeps of an iteration, with its `log_sum`."""
+    b_support = add_splits(p_moments + 2 * H * C, step, splits, m_j, DTYPE)
+    m_supported = b_support > LEAST_SUPPORT
+    b_inverse = 1.0 / tl.where(m_supported, b_support, 1.0)
+    b_floor = tl.full((1, 1), variance_floor, DTYPE)
+    b_log_variance = tl.zeros((ENTRIES, BLOCK), DTYPE)
+    for i_h in tl.static_range(0, H, ENTRIES):
+        o_h, m_h = entry_tile(i_h, H, m_j)
+        b_m = tl.zeros((ENTRIES, BLOCK), DTYPE)
+        for k in range(splits):
+            b_share = b_inverse * tl.load(p_moments + k * step + 2 * H * C, mask=m_j, other=0.0)
+            b_m += b_share * tl.load(p_moments + k * step + o_h * C, mask=m_h, other=0.0)
+        b_second = tl.zeros((ENTRIES, BLOCK), DTYPE)
+        for k in range(splits):
+            b_total = tl.load(p_moments + k * step + 2 * H * C, mask=m_j, other=0.0)
+            b_apart = tl.load(p_moments + k * step + o_h * C, mask=m_h, other=0.0) - b_m
+            b_second += tl.load(p_moments + k * step + (H + o_h) * C, mask=m_h, other=0.0)
+            b_second += b_total * b_apart * b_apart
+        b_variance = tl.maximum(b_second * b_inverse, b_floor, propagate_nan=tl.PropagateNan.ALL)
+        b_log_variance += tl.where(m_h, tl.log(b_variance), 0.0)
+        b_mean = b_m
+        if p_before is not None:
+            b_mean += tl.load(p_before + (o_j * (2 * H + 4) + o_h) * C + o_c, mask=m_h, other=0.0).to(DTYPE)
+        tl.store(p_out + o_h * C, tl.where(m_supported, b_mean, 0.0), mask=m_h)
+        tl.store(p_out + (H + o_h) * C, 0.5 / b_variance, mask=m_h)
 
-    mean: Tensor  # [N, P, 16, C]
-    variance: Tensor  # [N, P, 16, C]
-    logit: Tensor  # [N, P, C]
-    support: Tensor  # [N, P, C]
-
-
-class Slopes(NamedTuple):
-    """The slopes of an M-step, as `kernels.em_routing.Iteration` names them, and what they give to the betas."""
-
-    A: Tensor  # [N, P, C]
-    B: Tensor  # [N, P, H, C]
-    C: Tensor  # [N, P, H, C]
-    shift: Tensor  # [N, P, H, C]  mean before - mean
-    beta_u: Tensor  # [N, P, C]
-    beta_a: Tensor  # [N, P, C]
-
-
-def fit(moments: Moments, fit: Fit) -> Statistics:
-    """The M-step's last lines: mean, variance and logit of every parent."""
-    support = moments.total
-    scale = _inverse(support)
-    shift = moments.first * scale
-    # a parent without support has mean zero, not the mean that it had before
-    mean = (moments.centre + shift).where(_supported(support)[:, :, None], 0)
-    variance = (moments.second * scale - shift**2).clamp(min=fit.variance_floor)
-    cost = _cost_of_datum(variance, fit.beta_u) * support / fit.mean_data
-    return Statistics(mean, variance, fit.inverse_temperature * (fit.beta_a - cost), support)
-
-
-def likelihood(statistics: Statistics) -> Gaussian:
-    mean, variance, logit, _ = statistics
-    constant = log_sigmoid(logit) - 0.5 * log(2 * math.pi * variance).sum(dim=2)
-    return Gaussian(mean, 0.5 / variance, constant)
-
-
-def uniform(statistics: Statistics) -> Gaussian:
-    """The first iteration's likelihood: the same for all parents."""
-    mean, _, logit, _ = statistics
-    return Gaussian(mean, torch.zeros_like(mean), torch.zeros_like(logit))
-
-
-def fit_backward(
-    grad_mean: Tensor, grad_variance: Tensor, grad_logit: Tensor, statistics: Statistics, before: Tensor, fit: Fit
-) -> Slopes:
-    """The slopes of an M-step from the gradients of what it found; `before` is the mean of the M-step before."""
-    mean, variance, _, support = statistics
-    grad_cost = -fit.inverse_temperature * grad_logit / fit.mean_data
-    grad_support = grad_cost * _cost_of_datum(variance, fit.beta_u)
-    grad_variance = grad_variance + (grad_cost * support)[:, :, None] / (2 * variance)
-    grad_variance = grad_variance.where(variance > fit.variance_floor, 0)
-    scale = _inverse(support)
-    B, C = grad_mean * scale, grad_variance * scale
-    A = grad_support - (C * variance).sum(dim=2)
-    grad_beta_u = variance.shape[2] * grad_cost * support
-    return Slopes(A, B, C, before - mean, grad_beta_u, fit.inverse_temperature * grad_logit)
-
-
-def likelihood_backward(moments: Moments, statistics: Statistics) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of mean, variance and logit of the iteration before, from the moments of dl."""
-    _, variance, logit, _ = statistics
-    total = moments.total[:, :, None]
-    grad_mean = moments.first / variance
-    grad_variance = 0.5 * (moments.second / variance - total) / variance
-    return grad_mean, grad_variance, moments.total * sigmoid(-logit)
+    b_log_variance = tl.sum(b_log_variance, axis=0, keep_dims=True)
+    b_cost = cost_of_datum(b_log_variance, p_beta_u, o_c, m_j, H, DTYPE) * b_support
+    b_cost /= tl.full((1, 1), mean_data, DTYPE)
+    b_beta_a = tl.load(p_beta_a + o_c, mask=m_j, other=0.0).to(DTYPE)
+    b_logit = tl.full((1, 1), inverse_temperature, DTYPE) * (b_beta_a - b_cost)
+    b_log_a = tl.minimum(b_logit, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(b_logit)))
+    tl.store(p_out + 2 * H * C, b_log_a - 0.5 * (b_log_variance + tl.full((1, 1), H * LOG_2_PI, DTYPE)), mask=m_j)
+    tl.store(p_out + (2 * H + 1) * C, b_logit, mask=m_j)
+    tl.store(p_out + (2 * H + 2) * C, b_support, mask=m_j)
+    tl.store(p_out + (2 * H + 3) * C, b_log_variance, mask=m_j)
 
 
-def _cost_of_datum(variance: Tensor, beta_u: Tensor) -> Tensor:
-    """sum_h (beta_u + 1/2 log variance_h): [N, P, C]."""
-    return variance.shape[2] * beta_u + 0.5 * log(variance).sum(dim=2)
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["size", "splits"])
+def slopes_kernel(
+    p_moments,
+    p_grad_mean,
+    p_grad_variance,
+    p_grad_logit,
+    p_grad_activation,
+    p_statistics,
+    p_before,
+    p_beta_u,
+    p_out,
+    inverse_temperature: tl.float64,
+    variance_floor: tl.float64,
+    mean_data: tl.float64,
+    size,
+    splits,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    LEAST_SUPPORT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The slopes of an M-step, from the gradients g of what it found, and shift = mean before - mean.
+
+    gcost = -inverse_temperature glogit / mean_data
+    gv    = gvariance + gcost S / (2 variance), or zero where the variance stands at the floor
+    B = gmean / S,  C = gv / S,  A = gcost sum_h (beta_u + 1/2 log variance_h) - sum_h C_h variance_h
+    to beta_u: H gcost S;  to beta_a: inverse_temperature glogit
+
+    The gradients: from the moments m0, m1, m2 of dl in the iteration after,
+
+    gmean = m1 / variance,  gvariance = 1/2 (m2 / variance - m0) / variance,  glogit = m0 (1 - a);
+
+    or given, with zero for p_grad_variance None, and glogit = gactivation a (1 - a) if p_grad_logit is None.
+
+    p_moments [splits, size / C, 2 H + 1, C] or None; p_grad_mean, p_grad_variance [size / C, H, C], p_grad_logit,
+    p_grad_activation [size]; p_statistics, p_before [size / C, 2 H + 4, C], p_before None: no shift is written;
+    p_beta_u [C]; p_out [size / C, 3 H + 3, C].
+    """
+    DTYPE: tl.constexpr = p_out.dtype.element_ty
+    o_j, o_c, m_j = parent_tile(size, C, BLOCK)
+    p_statistics += o_j * (2 * H + 4) * C + o_c
+    p_out += o_j * (3 * H + 3) * C + o_c
+    step = size.to(tl.int64) * (2 * H + 1)  # to the next split
+    b_logit = tl.load(p_statistics + (2 * H + 1) * C, mask=m_j, other=0.0)
+    b_support = tl.load(p_statistics + (2 * H + 2) * C, mask=m_j, other=0.0)
+    b_log_variance = tl.load(p_statistics + (2 * H + 3) * C, mask=m_j, other=0.0)
+
+    if p_moments is not None:
+        p_moments += o_j * (2 * H + 1) * C + o_c
+        b_m0 = add_splits(p_moments + 2 * H * C, step, splits, m_j, DTYPE)
+        b_glogit = b_m0 * sigmoid(-b_logit)
+    elif p_grad_logit is not None:
+        b_glogit = tl.load(p_grad_logit + o_j * C + o_c, mask=m_j, other=0.0).to(DTYPE)
+    else:
+        b_glogit = tl.load(p_grad_activation + o_j * C + o_c, mask=m_j, other=0.0).to(DTYPE)
+        b_glogit *= sigmoid(b_logit) * sigmoid(-b_logit)
+
+    b_gbeta_a = tl.full((1, 1), inverse_temperature, DTYPE) * b_glogit
+    b_gcost = -b_gbeta_a / tl.full((1, 1), mean_data, DTYPE)
+    b_inverse = 1.0 / tl.where(b_support > LEAST_SUPPORT, b_support, 1.0)
+    b_limit = 0.5 / tl.full((1, 1), variance_floor, DTYPE)  # the precision of a variance at the floor
+    b_Cv = tl.zeros((ENTRIES, BLOCK), DTYPE)
+    for i_h in tl.static_range(0, H, ENTRIES):
+        o_h, m_h = entry_tile(i_h, H, m_j)
+        b_precision = tl.load(p_statistics + (H + o_h) * C, mask=m_h, other=1.0)
+        if p_moments is not None:
+            b_m2 = add_splits(p_moments + (H + o_h) * C, step, splits, m_h, DTYPE)
+            b_gmean = 2 * b_precision * add_splits(p_moments + o_h * C, step, splits, m_h, DTYPE)
+            b_gvariance = b_precision * (2 * b_precision * b_m2 - b_m0)
+        else:
+            o_entry = (o_j * H + o_h) * C + o_c
+            b_gmean = tl.load(p_grad_mean + o_entry, mask=m_h, other=0.0).to(DTYPE)
+            b_gvariance = tl.zeros((ENTRIES, BLOCK), DTYPE)
+            if p_grad_variance is not None:
+                b_gvariance += tl.load(p_grad_variance + o_entry, mask=m_h, other=0.0).to(DTYPE)
+        b_gvariance += b_gcost * b_support * b_precision
+        b_C = tl.where(b_precision < b_limit, b_gvariance * b_inverse, 0.0)
+        b_Cv += tl.where(m_h, b_C * (0.5 / b_precision), 0.0)
+        tl.store(p_out + o_h * C, b_gmean * b_inverse, mask=m_h)
+        tl.store(p_out + (H + o_h) * C, b_C, mask=m_h)
+        if p_before is not None:
+            b_before = tl.load(p_before + (o_j * (2 * H + 4) + o_h) * C + o_c, mask=m_h, other=0.0)
+            b_mean = tl.load(p_statistics + o_h * C, mask=m_h, other=0.0)
+            tl.store(p_out + (2 * H + o_h) * C, b_before - b_mean, mask=m_h)
+
+    b_A = b_gcost * cost_of_datum(b_log_variance, p_beta_u, o_c, m_j, H, DTYPE)
+    tl.store(p_out + 3 * H * C, b_A - tl.sum(b_Cv, axis=0, keep_dims=True), mask=m_j)
+    tl.store(p_out + (3 * H + 1) * C, H * b_gcost * b_support, mask=m_j)
+    tl.store(p_out + (3 * H + 2) * C, b_gbeta_a, mask=m_j)
 
 
-def _supported(support: Tensor) -> Tensor:
-    """Does a parent explain anything? What is too small to divide by is nothing."""
-    return support > least_support(support.dtype)
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["size"])
+def outputs_kernel(p_statistics, p_poses, p_activations, size, C: tl.constexpr, BLOCK: tl.constexpr):
+    """The means, and a = sigmoid(logit).
+
+    p_statistics [size / C, 36, C]; p_poses [size / C, 16, C], p_activations [size].
+    """
+    o_j, o_c, m_j = parent_tile(size, C, BLOCK)
+    o_h, m_h = entry_tile(0, ENTRIES, m_j)
+    p_statistics += o_j * (2 * ENTRIES + 4) * C + o_c
+    b_mean = tl.load(p_statistics + o_h * C, mask=m_h, other=0.0)
+    b_logit = tl.load(p_statistics + (2 * ENTRIES + 1) * C, mask=m_j, other=0.0)
+    tl.store(p_poses + (o_j * ENTRIES + o_h) * C + o_c, b_mean, mask=m_h)
+    tl.store(p_activations + o_j * C + o_c, sigmoid(b_logit), mask=m_j)
 
 
-def _inverse(support: Tensor) -> Tensor:
-    """1 / S, or 1 where there is no support: [N, P, 1, C]."""
-    return 1 / support.where(_supported(support), 1)[:, :, None]
+@triton.jit
+def parent_tile(size, C, BLOCK: tl.constexpr):
+    """Image and location n P + p, type and mask of a program's parents, [1, BLOCK]."""
+    o_parent = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    return o_parent // C, o_parent % C, o_parent < size
 
 
-# On the CPU, torch's exp and log give a number other bits at the end of an array or of a thread's part of it than in
-# the middle. NumPy's do not, so that an image's result depends on neither its batch nor the number of threads.
+@triton.jit
+def entry_tile(i_h, H, m_j):
+    """Sixteen pose entries from i_h on, [16, 1], and the mask [16, BLOCK]."""
+    o_h = i_h + tl.arange(0, ENTRIES)[:, None]
+    return o_h, m_j & (o_h < H)
 
 
-def log(x: Tensor) -> Tensor:
-    return _numpy(np.log, x) if x.device.type == "cpu" else x.log()
+@triton.jit
+def add_splits(p_partial, step, splits, mask, DTYPE: tl.constexpr):
+    """sum_k partial_k."""
+    b_sum = tl.load(p_partial, mask=mask, other=0.0).to(DTYPE)
+    for k in range(1, splits):
+        b_sum += tl.load(p_partial + k * step, mask=mask, other=0.0)
+    return b_sum
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    e = _exp(-x.abs())
-    return e.where(x < 0, 1) / (1 + e)
+@triton.jit
+def cost_of_datum(b_log_variance, p_beta_u, o_c, m_j, H, DTYPE: tl.constexpr):
+    """sum_h (beta_u + 1/2 log variance_h)."""
+    return H * tl.load(p_beta_u + o_c, mask=m_j, other=0.0).to(DTYPE) + 0.5 * b_log_variance
 
 
-def log_sigmoid(x: Tensor) -> Tensor:
-    return x.clamp(max=0) - log(1 + _exp(-x.abs()))
+@triton.jit
+def sigmoid(b_x):
+    b_e = tl.exp(-tl.abs(b_x))
+    return tl.where(b_x < 0, b_e, 1.0) / (1.0 + b_e)
 
 
-def _exp(x: Tensor) -> Tensor:
-    return _numpy(np.exp, x) if x.device.type == "cpu" else x.exp()
+def statistics_rows(entries: int) -> int:
+    return 2 * entries + 4
 
 
-def _numpy(function: np.ufunc, x: Tensor) -> Tensor:
-    with np.errstate(all="ignore"):  # inf and nan pass, as in torch
-        return torch.from_numpy(np.asarray(function(x.numpy())))
+def slopes_rows(entries: int) -> int:
+    return 3 * entries + 3
+
+
+def entries_of(statistics: Tensor) -> int:
+    """H of statistics [N, P, 2 H + 4, C]."""
+    return statistics.shape[2] // 2 - 2
+
+
+def fit(moments: Tensor, before: Tensor | None, fit: Fit, out: Tensor) -> None:
+    """Write the statistics of every parent, from moments that each split took about its own mean."""
+    _launch(
+        fit_kernel,
+        fit,
+        entries_of(out),
+        p_moments=moments,
+        p_before=before,
+        p_beta_u=fit.beta_u,
+        p_beta_a=fit.beta_a,
+        p_out=out,
+        splits=len(moments),
+    )
+
+
+def slopes(statistics: Tensor, before: Tensor | None, fit: Fit, out: Tensor, **given: Tensor) -> None:
+    """Write the slopes of an M-step, from the moments or the gradients that the kernel has arguments for."""
+    sources = ("p_moments", "p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
+    _launch(
+        slopes_kernel,
+        fit,
+        entries_of(statistics),
+        **{**dict.fromkeys(sources), **given},
+        p_statistics=statistics,
+        p_before=before,
+        p_beta_u=fit.beta_u,
+        p_out=out,
+        splits=len(given.get("p_moments", ())),
+    )
+
+
+def outputs(statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """Poses [N, P, 16, C] and activations [N, P, C]."""
+    N, P, _, C = statistics.shape
+    poses, activations = statistics.new_empty(N, P, entries_of(statistics), C), statistics.new_empty(N, P, C)
+    size = activations.numel()
+    if size:
+        outputs_kernel[(blocks(size, PARENTS),)](statistics, poses, activations, size, C=C, BLOCK=PARENTS)
+    return poses, activations
+
+
+def beta_gradients(slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """dL/dbeta_u and dL/dbeta_a, [C], of slopes [T, N, P, 3 H + 3, C]."""
+    return slopes[..., -2, :].sum(dim=(0, 1, 2)), slopes[..., -1, :].sum(dim=(0, 1, 2))
+
+
+def _launch(kernel: Any, fit: Fit, entries: int, **arguments: Any) -> None:
+    """A program for each block of parents of p_out."""
+    out = arguments["p_out"]
+    N, P, _, C = out.shape
+    size = N * P * C
+    if size:
+        kernel[(blocks(size, PARENTS),)](
+            **arguments,
+            inverse_temperature=fit.inverse_temperature,
+            variance_floor=fit.variance_floor,
+            mean_data=fit.mean_data,
+            size=size,
+            H=entries,
+            C=C,
+            LEAST_SUPPORT=least_support(out.dtype),
+            BLOCK=PARENTS,
+        )

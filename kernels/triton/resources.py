@@ -30,8 +30,7 @@ TARGETS = {
 SHAPES = ((32, 32), (16, 16), (32, 5))  # child and parent types of the paper's layers, one for each tile
 ODD_SHAPE = (7, 33)
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
-LIKELIHOOD = ("p_precision", "p_constant", "p_log_sum")
-SLOPE = ("p_A", "p_B", "p_C", "p_shift", "p_da")
+ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
 SLACK = 1.1  # by which a compiler may exceed the budget
 FORBIDDEN = ("stack", "local", "spills")
 
@@ -54,8 +53,8 @@ class Variant(NamedTuple):
         words = [self.kernel.removesuffix("_kernel")]
         words += [options["WEIGHTS"]] if "WEIGHTS" in options else []
         words += ["local"] if options.get("LOCAL") else []
-        words += [f"without {name.removeprefix('p_')}" for name in ("p_mean", "p_activations") if name in self.absent]
-        words += ["of stored votes"] if "p_poses" in self.absent else []
+        words += ["of outputs"] if self.kernel == "slopes_kernel" and "p_moments" in self.absent else []
+        words += ["of stored votes"] if {"p_poses", "p_slopes"} & set(self.absent) and "WEIGHTS" not in options else []
         words += [f"{options['B']}->{options['C']}"] if "B" in options else []
         return " ".join(words)
 
@@ -72,19 +71,23 @@ def variants(target: str) -> Iterator[Variant]:
     if target == next(iter(TARGETS)):
         yield from _routing_variants(ODD_SHAPE, config.choose(16, 9, *ODD_SHAPE, 9, 144), LOCAL=False)
         yield from _routing_variants(SHAPES[0], config.choose(16, 9, *SHAPES[0], 9, 144), LOCAL=True)
-    yield Variant("splits", "add_splits_kernel", {"SPLITS": 16, "BLOCK": 256}, (), 4)
-    yield Variant("splits", "merge_moments_kernel", {"SPLITS": 16, "COUNT": 16, "C": 5, "BLOCK": 256}, (), 4)
+    yield from _parent_variants()
 
 
 def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool) -> Iterator[Variant]:
     """The views with votes in registers."""
-    parents = {"assignment": SLOPE, "gradient": (), "uniform": ("p_mean", *LIKELIHOOD, *SLOPE)}
-    for weights, absent in parents.items():
-        options = {"WEIGHTS": weights, "LOCAL": LOCAL, "COUNT": 16, "ABOUT_MEAN": weights != "gradient"}
-        absent = ("p_votes", "p_weights", *absent)
-        yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
-    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), LOCAL=LOCAL)
-    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), LOCAL=LOCAL)
+    absent = {
+        "uniform": ("p_statistics", "p_slopes", "p_log_sum", "p_da"),
+        "assignment": ("p_slopes", "p_da"),
+        "gradient": (),
+    }
+    for weights, names in absent.items():
+        options = {"WEIGHTS": weights, "LOCAL": LOCAL, "H": 16, "COUNT": 16}
+        names = ("p_votes", "p_weights", *names)
+        yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
+    options = {"LOCAL": LOCAL, "ALL": True}
+    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), **options)
+    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), **options)
     if not LOCAL:
         yield _variant("child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
         yield _variant("child_view", "assignment_gradient_kernel", shape, chosen.child)
@@ -92,27 +95,32 @@ def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool) -> Itera
 
 def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
     """The views and the edge view with votes in memory."""
-    options = {"WEIGHTS": "stored", "LOCAL": False, "COUNT": 16}
-    absent = (*POSES, *LIKELIHOOD, *SLOPE)
-    for missing in ("p_mean", "p_activations"):  # M-step; E-step backward
-        about_mean = missing == "p_mean"
-        yield _variant(
-            "parent_view",
-            "parent_view_kernel",
-            shape,
-            chosen.parent,
-            (*absent, missing),
-            ABOUT_MEAN=about_mean,
-            **options,
-        )
+    absent = {"stored assignment": ("p_statistics",), "stored gradient": ("p_activations",)}
+    for weights, names in absent.items():
+        options = {"WEIGHTS": weights, "LOCAL": False, "H": 16, "COUNT": 16}
+        names = (*POSES, "p_slopes", "p_log_sum", "p_da", *names)
+        yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
     yield _variant("child_view", "log_sum_kernel", shape, chosen.child, (*POSES, "p_activations"), H=16)
     yield _variant("child_view", "edge_product_kernel", shape, chosen.child)
-    packed = ("p_mean", *LIKELIHOOD, *SLOPE)
-    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, packed, LOCAL=False)
-    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, packed, LOCAL=False)
+    options = {"LOCAL": False, "ALL": False}
+    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ITERATIONS, **options)
+    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ITERATIONS, **options)
     for kernel in ("pose_votes", "coordinate_addition", "assignment", "m_step_gradient", "e_step_gradient"):
         options = {"DTYPE": "fp32", "H": 16, "LOCAL": False}
         yield _variant("edge_view", f"{kernel}_kernel", shape, chosen.gradient, **options)
+
+
+def _parent_variants() -> Iterator[Variant]:
+    """What is per parent, and the sum of the weight's splits."""
+    from tritoncaps.kernels.triton.config import NUMBERS, PARENTS
+
+    options = {"H": 16, "C": 32, "LEAST_SUPPORT": 1e-34, "BLOCK": PARENTS}
+    given = ("p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
+    yield Variant("parents", "fit_kernel", options, (), 4)
+    yield Variant("parents", "slopes_kernel", options, given, 4)
+    yield Variant("parents", "slopes_kernel", options, ("p_moments", "p_grad_variance", "p_grad_logit"), 4)
+    yield Variant("parents", "outputs_kernel", options, (), 4)
+    yield Variant("weight_view", "add_splits_kernel", {"C": 32, "BLOCK": NUMBERS}, (), 4)
 
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
@@ -187,7 +195,7 @@ def _signature(variant: Variant) -> dict[str, Any]:
             types[name] = "*i32" if name.removeprefix("p_") in INDICES else "*fp32"
             attributes[(parameter.num,)] = [["tt.divisibility", 16]]
         else:
-            types[name] = "i32"
+            types[name] = parameter.annotation_type or "i32"
     constants = {name: value for name, value in constants.items() if name in types}
     return {"fn": kernel, "signature": types, "constexprs": constants, "attrs": attributes}
 

@@ -6,9 +6,11 @@ Votes are [N, P, S, B, H, C] and assignments [N, P, S, B, C], for any pose size 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
@@ -17,14 +19,14 @@ from tritoncaps.kernels.triton import child_view, edge_view, parents
 from tritoncaps.kernels.triton.config import blocks
 from tritoncaps.kernels.triton.em_routing import (
     ENTRIES,
+    child_gradient,
+    child_log_sum,
     child_sum,
-    children_from_votes,
-    log_sum,
-    moments,
-    weight_from_votes,
+    empty_moments,
+    sum_moments,
+    weight_gradient,
 )
-from tritoncaps.kernels.triton.launch import Edges, arithmetic, contiguous, launch, make_edges
-from tritoncaps.kernels.triton.parents import Moments, Statistics
+from tritoncaps.kernels.triton.launch import Edges, arithmetic, launch, make_edges
 from tritoncaps.routing_map import Tables
 
 
@@ -33,23 +35,23 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
     edges = _pose_edges(poses, weight, tables)
     N, P, S, B, C = (edges.sizes[name] for name in "NPSBC")
     votes = poses.new_empty(N, P, S, B, ENTRIES, C)
-    _each_edge(edges, edge_view.pose_votes_kernel, edges.poses, edges.weight, tables.children, tables.weight_of, votes)
+    _each_edge(edges, edge_view.pose_votes_kernel, p_out=votes)
     return votes
 
 
 def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """dL/dM [N, L, 16, B] and dL/dW [K, B, C, 4, 4]."""
     edges = _pose_edges(poses, weight, tables)
-    grad_votes, none = grad_votes.contiguous(), (None,) * 9
-    grad_poses, _ = children_from_votes(edges, grad_votes, none, 0, 0)
-    return grad_poses, weight_from_votes(edges, grad_votes, none, 0, 0)
+    given = {"p_dV": grad_votes.contiguous(), "T": 0, "ALL": False}
+    given |= dict.fromkeys(("p_statistics", "p_slopes", "p_log_sums", "p_da"))
+    return child_gradient(edges, **given)[0], weight_gradient(edges, **given)
 
 
 def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
     """Votes [N, P, S, B, 16, C] plus the map's offset of each slot, in the right-hand column."""
     edges = _edges(votes, None, tables, "global")
     out = torch.empty_like(edges.votes)
-    _each_edge(edges, edge_view.coordinate_addition_kernel, edges.votes, tables.offset.to(edges.dtype), out)
+    _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=tables.offset.to(edges.dtype), p_out=out)
     return out
 
 
@@ -68,11 +70,14 @@ def m_step_forward(
     inverse_temperature: float,
     variance_floor: float,
     mean_data: float,
-) -> Statistics:
-    """Fit every parent's Gaussian to its votes: mean, variance [N, P, H, C], logit, support [N, P, C]."""
+) -> Tensor:
+    """Fit every parent's Gaussian to its votes: statistics [N, P, 2 H + 4, C]."""
     edges = _edges(votes, activations, tables, "global")
-    fit = Fit(beta_u, beta_a, inverse_temperature, variance_floor, mean_data)
-    return parents.fit(_moments(edges, assignments, None), fit)
+    entries = votes.shape[4]
+    moments = _moments(edges, "stored assignment", assignments, None)
+    out = edges.empty(*moments.shape[1:3], parents.statistics_rows(entries), votes.shape[5])
+    parents.fit(moments, None, Fit(beta_u, beta_a, inverse_temperature, variance_floor, mean_data), out)
+    return out
 
 
 def m_step_backward(
@@ -83,7 +88,7 @@ def m_step_backward(
     assignments: Tensor,
     activations: Tensor,
     beta_u: Tensor,
-    statistics: Sequence[Tensor],
+    statistics: Tensor,
     tables: Tables,
     inverse_temperature: float,
     variance_floor: float,
@@ -92,23 +97,26 @@ def m_step_backward(
     """Gradients of votes, assignments, activations, beta_u and beta_a."""
     edges = _edges(votes, activations, tables, "global")
     fit = Fit(beta_u, beta_u, inverse_temperature, variance_floor, mean_data)
-    found = Statistics(*statistics)
-    A, B, C, _, grad_beta_u, grad_beta_a = parents.fit_backward(
-        grad_mean, grad_variance, grad_logit, found, found.mean, fit
-    )
+    N, P, _, C = statistics.shape
+    slopes = edges.empty(N, P, parents.slopes_rows(votes.shape[4]), C)
+    grads = {"p_grad_mean": grad_mean, "p_grad_variance": grad_variance, "p_grad_logit": grad_logit}
+    parents.slopes(statistics, None, fit, slopes, **{name: grad.contiguous() for name, grad in grads.items()})
     assignments = assignments.contiguous()
     grad_votes, grad_assignments = torch.empty_like(edges.votes), torch.empty_like(assignments)
-    slope = edges.empty(*assignments.shape)
+    slope, grad_activations = edges.empty(*assignments.shape), edges.empty(*activations.shape)
     _each_edge(
         edges,
         edge_view.m_step_gradient_kernel,
-        *(edges.votes, assignments, edges.activations, tables.children),
-        *contiguous(found.mean, A, B, C),
-        *(grad_votes, grad_assignments, slope),
+        p_assignments=assignments,
+        p_statistics=statistics,
+        p_slopes=slopes,
+        p_grad_votes=grad_votes,
+        p_grad_assignments=grad_assignments,
+        p_slope=slope,
         H=votes.shape[4],
     )
-    grad_activations = child_sum(edges, child_view.edge_product_kernel, assignments, slope, *edges.groups)
-    return grad_votes, grad_assignments, grad_activations, grad_beta_u.sum(dim=(0, 1)), grad_beta_a.sum(dim=(0, 1))
+    child_sum(edges, child_view.edge_product_kernel, grad_activations, p_left=assignments, p_right=slope)
+    return grad_votes, grad_assignments, grad_activations, *parents.beta_gradients(slopes[None])
 
 
 def e_step_forward(
@@ -116,14 +124,17 @@ def e_step_forward(
 ) -> Tensor:
     """Share every child among its parents: assignments [N, P, S, B, C]."""
     edges = _edges(votes, None, tables, competition)
-    gaussian = parents.likelihood(Statistics(mean, variance, logit, logit))
+    statistics = _statistics(mean, variance, logit)
     assignments = votes.new_empty(*votes.shape[:4], votes.shape[5])
+    log_sum = edges.empty(*(edges.sizes[name] for name in "NGB"))
+    child_log_sum(edges, statistics, log_sum)
     _each_edge(
         edges,
         edge_view.assignment_kernel,
-        *(edges.votes, tables.children, *contiguous(*gaussian), log_sum(edges, gaussian), assignments),
+        p_statistics=statistics,
+        p_log_sum=log_sum,
+        p_out=assignments,
         H=votes.shape[4],
-        LOCAL=edges.local,
     )
     return assignments
 
@@ -141,30 +152,41 @@ def e_step_backward(
     """Gradients of votes, mean, variance and logit; `assignments` is what the forward pass returned."""
     edges = _edges(votes, None, tables, competition)
     assignments, grad_assignments = assignments.contiguous(), grad_assignments.contiguous()
-    dot = child_sum(edges, child_view.edge_product_kernel, assignments, grad_assignments, *edges.groups)
+    statistics = _statistics(mean, variance, logit)
+    dot = edges.empty(*(edges.sizes[name] for name in "NGB"))
+    child_sum(edges, child_view.edge_product_kernel, dot, p_left=assignments, p_right=grad_assignments)
     grad_votes, dl = torch.empty_like(edges.votes), edges.empty(*assignments.shape)
     _each_edge(
         edges,
         edge_view.e_step_gradient_kernel,
-        *(edges.votes, assignments, grad_assignments, tables.children),
-        *contiguous(mean, 0.5 / variance),
-        *(dot, dl, grad_votes),
+        p_assignments=assignments,
+        p_grad_assignments=grad_assignments,
+        p_statistics=statistics,
+        p_dot=dot,
+        p_dl=dl,
+        p_grad_votes=grad_votes,
         H=votes.shape[4],
-        LOCAL=edges.local,
     )
-    statistics = Statistics(mean, variance, logit, logit)
-    return grad_votes, *parents.likelihood_backward(_moments(edges, dl, mean), statistics)
+    entries = mean.shape[2]
+    m1, m2, m0 = _moments(edges, "stored gradient", dl, statistics).sum(dim=0).split((entries, entries, 1), dim=2)
+    grad_variance = 0.5 * (m2 / variance - m0) / variance
+    return grad_votes, m1 / variance, grad_variance, m0.squeeze(2) * torch.sigmoid(-logit)
 
 
-def _moments(edges: Edges, weights: Tensor, mean: Tensor | None) -> Moments:
-    """The moments of stored votes with stored weights, about `mean` or about their own."""
-    parts = []
+def _statistics(mean: Tensor, variance: Tensor, logit: Tensor) -> Tensor:
+    """The rows [N, P, 2 H + 4, C] of given Gaussians, as far as an E-step reads them: mean, precision and constant."""
+    constant = F.logsigmoid(logit) - 0.5 * (2 * math.pi * variance).log().sum(dim=2)
+    unread = logit[:, :, None].expand(-1, -1, 3, -1)
+    return torch.cat([mean, 0.5 / variance, constant[:, :, None], unread], dim=2)
+
+
+def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | None) -> Tensor:
+    """The moments [splits, N, P, 2 H + 1, C] of stored votes with stored weights, about the mean of `statistics`."""
+    assert edges.votes is not None
+    out = empty_moments(edges, edges.votes.shape[4])
     for i_h in range(0, edges.votes.shape[4], ENTRIES):
-        centre = None if mean is None else mean[:, :, i_h : i_h + ENTRIES]
-        count = min(ENTRIES, edges.votes.shape[4] - i_h)
-        parts.append(moments(edges, "stored", centre, stored=weights, i_h=i_h, count=count, about_mean=mean is None))
-    total, *entries = zip(*parts, strict=True)
-    return Moments(total[0], *(torch.cat(part, dim=2) for part in entries))
+        sum_moments(edges, weights, out, i_h, p_statistics=statistics, p_weights=stored)
+    return out
 
 
 def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
@@ -175,13 +197,12 @@ def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
 def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competition: str) -> Edges:
     N, _, _, B, _, C = votes.shape
     given = (votes,) if activations is None else (votes, activations)
-    votes, activations = contiguous(votes, activations)
     return make_edges(tables, competition, arithmetic(*given), (N, B, C), votes=votes, activations=activations)
 
 
-def _each_edge(edges: Edges, kernel: object, *pointers: Tensor | None, **numbers: object) -> None:
+def _each_edge(edges: Edges, kernel: object, **given: Any) -> None:
     """Launch a kernel of the edge view: a program for each pair, block of child types and block of images."""
     sizes, tile = edges.sizes, edges.config.gradient
     programs = blocks(sizes["N"], tile.BN) * blocks(sizes["B"], tile.BB) * sizes["P"] * sizes["S"]
     dtype = tl.float64 if edges.dtype == torch.float64 else tl.float32
-    launch(kernel, programs, tile, *pointers, **sizes, **numbers, DTYPE=dtype)
+    launch(kernel, programs, tile, edges, **given, DTYPE=dtype)

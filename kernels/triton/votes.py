@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 ENTRIES = tl.constexpr(16)  # of a 4x4 pose; and the most that a tuple holds of a stored vote
+STATISTICS = tl.constexpr(36)  # rows of a parent's statistics and slopes, as parents.py lays them out, with 16 entries
+SLOPES = tl.constexpr(51)
 
 
 @triton.jit
@@ -108,60 +110,118 @@ def add_entries(b_left, b_right):
 
 
 @triton.jit
+def load_gaussian(p_statistics, mask, C, DTYPE: tl.constexpr):
+    """Mean and precision, sixteen tiles each, and constant of a tile's parents; -inf where there is no parent."""
+    b_mean = load_entries(p_statistics, C, mask, ENTRIES, DTYPE)
+    b_precision = load_entries(p_statistics + ENTRIES * C, C, mask, ENTRIES, DTYPE)
+    b_constant = tl.load(p_statistics + 2 * ENTRIES * C, mask=mask, other=float("-inf")).to(DTYPE)
+    return b_mean, b_precision, b_constant
+
+
+@triton.jit
+def load_slopes(p_slopes, mask, C, DTYPE: tl.constexpr):
+    """A, and sixteen tiles each of B and C, of a tile's parents."""
+    b_B = load_entries(p_slopes, C, mask, ENTRIES, DTYPE)
+    b_C = load_entries(p_slopes + ENTRIES * C, C, mask, ENTRIES, DTYPE)
+    return tl.load(p_slopes + 3 * ENTRIES * C, mask=mask, other=0.0).to(DTYPE), b_B, b_C
+
+
+@triton.jit
+def load_shift(p_slopes, mask, C, DTYPE: tl.constexpr):
+    """Sixteen tiles of shift = mean of the iteration before - mean."""
+    return load_entries(p_slopes + 2 * ENTRIES * C, C, mask, ENTRIES, DTYPE)
+
+
+@triton.jit
+def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, DTYPE: tl.constexpr):
+    """R of the first iteration, [1, 1, 1]: one over the number of parents that compete for a child at i_l."""
+    b_share = tl.full((1, 1, 1), 1.0 / C, DTYPE)
+    if not LOCAL:
+        n_pairs = tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l)
+        b_share /= tl.maximum(n_pairs, 1).to(DTYPE)
+    return b_share
+
+
+@triton.jit
 def vote_gradient(
     b_votes,
     b_a,
-    p_mean,
-    p_precision,
-    p_B,
-    p_C,
-    p_shift,
-    p_constant,
-    p_A,
-    p_log_sum,
+    b_share,
+    p_statistics,
+    p_slopes,
+    p_log_sums,
     p_da,
-    entries_step,
-    parents_step,
-    groups_step,
-    m_parent,
-    m_child,
-    C,
+    o_n,
+    o_b,
+    o_c,
+    i_p,
+    i_g,
+    N,
+    P,
+    G,
     T,
-    n_soft,
+    B,
+    C,
+    ALL: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """dL/dV in sixteen tiles, and R G: the sums over the T iterations of the backward pass.
+    """dL/dV of a tile in sixteen tiles, and R G: sums over all T iterations, or of the last one if not ALL.
 
-    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da) in the first n_soft iterations, then zero;  e = d + shift.
+    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift. In the first iteration, where R is b_share,
+    and if not ALL, where the assignments are constants, dl = 0.
 
-    The pointers lead to the first iteration of a tile: p_mean, p_precision, p_B, p_C, p_shift and p_constant, p_A of
-    its parents, p_log_sum, p_da of its children. The steps lead to the next iteration.
+    p_statistics [T, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B].
     """
+    m_parent = (o_n < N) & (o_c < C)
+    m_child = (o_n < N) & (o_b < B)
+    o_parent = o_n * P + i_p
+    o_child = (o_n * G + i_g) * B + o_b
+    n_parents = N.to(tl.int64) * P
+    n_children = N.to(tl.int64) * G * B
+    p_statistics += o_parent * STATISTICS * C + o_c
+    p_slopes += o_parent * SLOPES * C + o_c
     b_dV = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_RG = tl.zeros((BN, BB, BC), DTYPE)
-    for t in range(T):
-        b_mean = load_entries(p_mean + t * entries_step, C, m_parent, ENTRIES, DTYPE)
-        b_precision = load_entries(p_precision + t * entries_step, C, m_parent, ENTRIES, DTYPE)
-        b_B = load_entries(p_B + t * entries_step, C, m_parent, ENTRIES, DTYPE)
-        b_C = load_entries(p_C + t * entries_step, C, m_parent, ENTRIES, DTYPE)
-        b_shift = load_entries(p_shift + t * entries_step, C, m_parent, ENTRIES, DTYPE)
-        b_constant = tl.load(p_constant + t * parents_step, mask=m_parent, other=float("-inf"))
-        b_A = tl.load(p_A + t * parents_step, mask=m_parent, other=0.0)
-        b_log_sum = tl.load(p_log_sum + t * groups_step, mask=m_child, other=0.0)
-        b_da = tl.load(p_da + t * groups_step, mask=m_child, other=0.0)
+    if ALL:  # the first iteration
+        b_e = subtract_entries(b_votes, load_entries(p_statistics, C, m_parent, ENTRIES, DTYPE))
+        b_A, b_B, b_C = load_slopes(p_slopes, m_parent, C, DTYPE)
+        b_RG += b_share * weight_slope(b_e, b_A, b_B, b_C)
+        b_dV = add_vote_slope(b_dV, b_share * b_a, b_e, b_B, b_C)
+    for t in range(1 if ALL else T - 1, T):
+        p_before = p_statistics + (t - 1) * n_parents * STATISTICS * C
+        p_now = p_slopes + t * n_parents * SLOPES * C
+        b_mean, b_precision, b_constant = load_gaussian(p_before, m_parent, C, DTYPE)
+        b_log_sum = tl.load(p_log_sums + (t - 1) * n_children + o_child, mask=m_child, other=0.0).to(DTYPE)
         b_d = subtract_entries(b_votes, b_mean)
         b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
-        b_e = add_entries(b_d, b_shift)
+        b_A, b_B, b_C = load_slopes(p_now, m_parent, C, DTYPE)
+        b_e = add_entries(b_d, load_shift(p_now, m_parent, C, DTYPE))
         b_G = weight_slope(b_e, b_A, b_B, b_C)
         b_RG += b_R * b_G
         b_r = b_R * b_a
-        b_minus_2dl = tl.where(t < n_soft, 2 * b_r * (b_da - b_G), 0.0)
-        b_sum = ()
-        for h in tl.static_range(ENTRIES):
-            b_slope = tl.fma(2 * b_C[h], b_e[h], b_B[h])
-            b_sum = b_sum + (tl.fma(b_r, b_slope, tl.fma(b_minus_2dl * b_precision[h], b_d[h], b_dV[h])),)
-        b_dV = b_sum
+        b_dV = add_vote_slope(b_dV, b_r, b_e, b_B, b_C)
+        if ALL:
+            b_da = tl.load(p_da + (t - 1) * n_children + o_child, mask=m_child, other=0.0).to(DTYPE)
+            b_dV = add_scaled(b_dV, 2 * b_r * (b_da - b_G), b_precision, b_d)
     return b_dV, b_RG
+
+
+@triton.jit
+def add_vote_slope(b_dV, b_r, b_e, b_B, b_C):
+    """dV + r (B + 2 C e)."""
+    b_sum = ()
+    for h in tl.static_range(ENTRIES):
+        b_sum = b_sum + (tl.fma(b_r, tl.fma(2 * b_C[h], b_e[h], b_B[h]), b_dV[h]),)
+    return b_sum
+
+
+@triton.jit
+def add_scaled(b_dV, b_scale, b_precision, b_d):
+    """dV + scale precision d."""
+    b_sum = ()
+    for h in tl.static_range(ENTRIES):
+        b_sum = b_sum + (tl.fma(b_scale * b_precision[h], b_d[h], b_dV[h]),)
+    return b_sum

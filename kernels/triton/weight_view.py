@@ -6,12 +6,13 @@ A program owns BB child types and BC parent types of one weight block, and one s
 import triton
 import triton.language as tl
 
-from tritoncaps.kernels.triton.costs import launch_metadata
+from tritoncaps.kernels.triton.costs import launch_metadata, sum_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     edge_votes,
     load_entries,
     load_offset,
+    uniform_share,
     vote_gradient,
     zero_entries,
 )
@@ -19,7 +20,7 @@ from tritoncaps.kernels.triton.votes import (
 
 @triton.jit(
     launch_metadata=launch_metadata,
-    do_not_specialize=["N", "L", "P", "S", "G", "K", "T", "n_soft", "pair_splits", "image_splits"],
+    do_not_specialize=["N", "L", "P", "S", "G", "K", "T", "pair_splits", "image_splits"],
 )
 def weight_view_kernel(
     p_poses,
@@ -27,18 +28,14 @@ def weight_view_kernel(
     p_activations,
     p_dV,
     p_offset,
+    p_parents_start,
     p_weight_start,
     p_pair_child,
     p_pair_parent,
     p_pair_slot,
-    p_mean,
-    p_precision,
-    p_constant,
-    p_log_sum,
-    p_A,
-    p_B,
-    p_C,
-    p_shift,
+    p_statistics,
+    p_slopes,
+    p_log_sums,
     p_da,
     p_out,
     N,
@@ -50,9 +47,9 @@ def weight_view_kernel(
     G,
     K,
     T,
-    n_soft,
     pair_splits,
     image_splits,
+    ALL: tl.constexpr,
     LOCAL: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -60,11 +57,11 @@ def weight_view_kernel(
 ):
     """dW = sum over images and over the pairs of locations that use W of M^T dV.
 
-    dV is `vote_gradient` of the T iterations, or loaded from p_dV [N, P, S, B, 16, C].
+    dV is `vote_gradient` of all T iterations, or of the last if not ALL; or loaded from p_dV [N, P, S, B, 16, C].
 
-    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_offset [S, 4]; p_weight_start [K + 1],
-    p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_mean, p_precision, p_B, p_C, p_shift [T, N, P, 16, C];
-    p_constant, p_A [T, N, P, C]; p_log_sum, p_da [T, N, G, B]; p_out [splits, K, B, 16, C].
+    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_offset [S, 4], p_parents_start [L + 1];
+    p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_statistics [T, N, P, 36, C], p_slopes
+    [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; p_out [splits, K, B, 16, C].
 
     Program (child type block, parent type block, weight block, split): a split takes every pair_splits-th pair of
     the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, :, types].
@@ -82,8 +79,6 @@ def weight_view_kernel(
     o_weight = (i_k.to(tl.int64) * B + o_b) * ENTRIES * C + o_c
     if p_dV is None:
         b_weight = load_entries(p_weight + o_weight, C, m_weight, ENTRIES, DTYPE)
-    parents_step = N.to(tl.int64) * P * C
-    groups_step = N.to(tl.int64) * G * B
     i_begin = tl.load(p_weight_start + i_k)
     i_end = tl.load(p_weight_start + i_k + 1)
 
@@ -93,39 +88,37 @@ def weight_view_kernel(
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
+        if p_dV is None:
+            b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
         for i_n in range(i_split // pair_splits * BN, N, image_splits * BN):
             o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
             m_child = (o_n < N) & (o_b < B)
             o_child = o_n * L + i_l
-            o_parent = o_n * P + i_p
             p_pose = p_poses + o_child * ENTRIES * B + o_b
             if p_dV is None:
                 b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
                 b_pose = load_entries(p_pose, B, m_loud, ENTRIES, DTYPE)
-                o_entry = o_parent * ENTRIES * C + o_c
-                o_type = o_parent * C + o_c
-                o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
                 b_dV, _ = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
-                    p_mean + o_entry,
-                    p_precision + o_entry,
-                    p_B + o_entry,
-                    p_C + o_entry,
-                    p_shift + o_entry,
-                    p_constant + o_type,
-                    p_A + o_type,
-                    p_log_sum + o_group,
-                    p_da + o_group,
-                    parents_step * ENTRIES,
-                    parents_step,
-                    groups_step,
-                    (o_n < N) & (o_c < C),
-                    m_child,
-                    C,
+                    b_share,
+                    p_statistics,
+                    p_slopes,
+                    p_log_sums,
+                    p_da,
+                    o_n,
+                    o_b,
+                    o_c,
+                    i_p,
+                    i_p * S + i_s if LOCAL else i_l,
+                    N,
+                    P,
+                    G,
                     T,
-                    n_soft,
+                    B,
+                    C,
+                    ALL,
                     BN,
                     BB,
                     BC,
@@ -133,7 +126,7 @@ def weight_view_kernel(
                 )
             else:
                 b_pose = load_entries(p_pose, B, m_child, ENTRIES, DTYPE)
-                p_edge = p_dV + ((o_parent * S + i_s) * B + o_b) * ENTRIES * C + o_c
+                p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
                 b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
             b_dW = add_transposed_product(b_dW, b_pose, b_dV)
 
@@ -152,3 +145,18 @@ def add_transposed_product(b_sum, b_left, b_right):
             b_entry = tl.fma(b_left[4 * x + h // 4], b_right[4 * x + h % 4], b_entry)
         b_new = b_new + (b_entry,)
     return b_new
+
+
+@triton.jit(launch_metadata=sum_metadata, do_not_specialize=["size", "splits"])
+def add_splits_kernel(p_partial, p_out, size, splits, C: tl.constexpr, BLOCK: tl.constexpr):
+    """dW = sum_k partial_k, always in the same order, in the layout of the weight.
+
+    p_partial [splits, size / 16 C, 16, C], p_out [size / 16 C, C, 16]. A program owns BLOCK numbers of p_out.
+    """
+    o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_i = o_i < size
+    b_sum = tl.load(p_partial + o_i, mask=m_i, other=0.0)
+    for k in range(1, splits):
+        b_sum += tl.load(p_partial + k * size.to(tl.int64) + o_i, mask=m_i, other=0.0)
+    o_out = (o_i // (ENTRIES * C) * C + o_i % C) * ENTRIES + o_i // C % ENTRIES
+    tl.store(p_out + o_out, b_sum, mask=m_i)
