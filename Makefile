@@ -1,4 +1,4 @@
-# make demo   set up .venv and train a small capsule network for about a minute
+# make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
 # Both work on a fresh clone with Python 3.10 to 3.13 and make, and reuse .venv when it is there.
 

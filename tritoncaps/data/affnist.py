@@ -32,7 +32,7 @@ def load_affnist(split: str, folder: Path) -> ImageSet:
     if images.shape != (SIZE**2, labels.size):
         raise DataError(f"{path} must hold images [{SIZE**2}, {labels.size}], but their shape is {images.shape}")
     # a column is an image whose rows follow each other
-    pixels = np.ascontiguousarray(images.T, dtype=np.uint8).reshape(-1, 1, SIZE, SIZE)
+    pixels = images.T.astype(np.uint8, order="C").reshape(-1, 1, SIZE, SIZE)
     return ImageSet(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)), DIGITS)
 
 

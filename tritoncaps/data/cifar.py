@@ -37,7 +37,7 @@ def load_cifar10(split: str, folder: Path) -> ImageSet:
 
 def _from_archive(path: Path, names: list[str]) -> dict[str, bytes]:
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, "r:gz") as archive:
             files = {name: archive.extractfile(f"{FOLDER}/{name}") for name in names}
             return {name: file.read() for name, file in files.items() if file is not None}
     except KeyError as error:

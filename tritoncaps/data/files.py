@@ -67,6 +67,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.replace(temporary, path)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """What writers that were killed left behind."""
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
 @contextmanager
 def _temporary(path: Path) -> Iterator[str]:
     path.parent.mkdir(parents=True, exist_ok=True)

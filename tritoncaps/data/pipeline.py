@@ -74,7 +74,9 @@ class Pipeline:
 
 def standardise(pixels: Tensor) -> Tensor:
     """Mean 0 and variance 1 of each image, over all channels; an image without contrast becomes 0."""
-    least = pixels[0].numel() ** -0.5 if len(pixels) else 1.0
+    if not len(pixels):
+        return pixels
+    least = pixels[0].numel() ** -0.5
     mean = pixels.mean(dim=(1, 2, 3), keepdim=True)
     deviation = pixels.std(dim=(1, 2, 3), keepdim=True, correction=0).clamp(min=least)
     return (pixels - mean) / deviation

@@ -65,7 +65,7 @@ class Config:
 
     out: str | None = _setting(None, "folder of the run [runs/DATA-MODEL, numbered]")
     checkpoint_every: int = _setting(500, "steps between checkpoints")
-    evaluate_every: int = _setting(1, "epochs between evaluations")
+    evaluate_every: int | None = _setting(None, "steps between evaluations [an epoch]")
     log_every: int = _setting(20, "steps between lines of metrics")
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from tritoncaps.data.files import write_atomically
+from tritoncaps.data.files import remove_leftovers, write_atomically
 from tritoncaps.data.pipeline import RANDOM_NUMBERS
 from tritoncaps.training.checkpoint import BEST, LAST, CheckpointError, load_checkpoint, save_checkpoint
 from tritoncaps.training.config import Config, ConfigError
@@ -97,6 +97,7 @@ class Trainer:
         self.metrics = Metrics(self.folder, self.step) if w.is_main else None
         self.progress = Progress(self.steps * config.batch_size, self.step * config.batch_size, quiet or not w.is_main)
         if w.is_main:
+            remove_leftovers(self.folder)
             write_atomically(self.folder / "config.toml", lambda file: file.write(config.to_toml().encode()))
 
     def run(self) -> Result:
@@ -108,7 +109,7 @@ class Trainer:
                 self.progress.advance(self.config.batch_size)
                 if self.step % self.config.log_every == 0 or self.step == self.steps:
                     self._log()
-                if self._ends_epoch() or self.step == self.steps:
+                if self._is_time_to_evaluate():
                     self._evaluate()
                     self.save()
                     if self.config.patience and self.evaluations_since_best >= self.config.patience:
@@ -291,8 +292,8 @@ class Trainer:
             return self.config.lr * 0.5 * (1 + math.cos(math.pi * min(self.step / self.steps, 1)))
         return self.config.lr * self.config.lr_decay ** (self.step / self.config.lr_decay_steps)
 
-    def _ends_epoch(self) -> bool:
-        return self.step % (self.steps_per_epoch * self.config.evaluate_every) == 0
+    def _is_time_to_evaluate(self) -> bool:
+        return self.step == self.steps or self.step % (self.config.evaluate_every or self.steps_per_epoch) == 0
 
     def _asked(self, interrupts: Interrupts) -> bool:
         """Has any process been asked to end? They must all agree on the step."""

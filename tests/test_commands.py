@@ -1,0 +1,174 @@
+"""The command line: results, JSON, exit codes, and errors on one line."""
+
+import json
+
+import numpy as np
+import official_files as official
+import pytest
+from PIL import Image
+
+from tritoncaps.cli import main
+
+COMMANDS = ("train", "evaluate", "predict", "data", "info", "bench", "doctor")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A data folder and a run on it."""
+    place = tmp_path_factory.mktemp("place")
+    official.write_smallnorb(place / "data", count=40)
+    arguments = ["--data", "smallnorb", "--data-dir", str(place / "data"), "--model", "linear", "--batch-size", "8"]
+    assert main(["train", *arguments, "--epochs", "1", "--out", str(place / "run"), "--json"]) == 0
+    return place
+
+
+def test_help_has_examples(capsys):
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            main([command, "--help"])
+        assert stopped.value.code == 0
+        assert f"examples:\n  tritoncaps {command}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "exit codes" in capsys.readouterr().out
+
+
+def test_wrong_usage_is_code_2(capsys):
+    for arguments in ([], ["fly"], ["train", "--no-such-flag"], ["train", "--epochs", "many"], ["predict"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+    capsys.readouterr()
+
+
+def test_train_prints_json(trained, capsys, tmp_path):
+    run = str(tmp_path / "run")
+    arguments = ["--data", "smallnorb", "--data-dir", str(trained / "data"), "--model", "linear", "--batch-size", "8"]
+    assert main(["train", *arguments, "--steps", "3", "--out", run, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["reason"], result["step"], result["folder"]) == ("finished", 3, run)
+    assert main(["train", "--resume", run, "--steps", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "finished: accuracy" in out
+    assert "step 5: test accuracy" in out
+
+
+def test_a_configuration_file_and_flags(trained, capsys, tmp_path):
+    arguments = [
+        "train",
+        "--config",
+        str(trained / "run" / "config.toml"),
+        "--steps",
+        "2",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    assert 'model = "linear"' in (tmp_path / "r" / "config.toml").read_text()
+
+
+def test_evaluate(trained, capsys):
+    assert main(["evaluate", str(trained / "run"), "--by", "elevation", "--crops", "5", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    confusion = np.array(result["confusion"])
+    assert (result["images"], confusion.sum()) == (40, 40)
+    assert result["accuracy"] == pytest.approx(np.trace(confusion) / 40)
+    assert set(result["elevation"]) == {str(n) for n in range(9)}
+    assert main(["evaluate", str(trained / "run"), "--by", "azimuth"]) == 0
+    assert "azimuth 34:" in capsys.readouterr().out
+
+
+def test_predict(trained, capsys, tmp_path):
+    for name, width in (("mono.png", 48), ("pair.png", 96)):
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, width)).astype(np.uint8)).save(tmp_path / name)
+    pictures = [str(tmp_path / name) for name in ("mono.png", "pair.png")]
+    assert main(["predict", "--run", str(trained / "run"), *pictures, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["image"] for row in rows] == pictures
+    assert all(row["class"] == max(row["scores"], key=row["scores"].get) for row in rows)
+    assert main(["predict", "--run", str(trained / "run"), "--invert", pictures[0]]) == 0
+    assert capsys.readouterr().out.startswith(pictures[0] + ": ")
+
+
+def test_info_knows_the_papers_numbers(capsys):
+    assert main(["info", "--model", "matrix-capsnet", "--data", "smallnorb", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    layers = {layer["name"]: layer for layer in summary["layers"]}
+    # 6x6 parent positions of 3x3 children, 32 to 32 types: 21 MB of votes
+    assert layers["conv_caps1"]["votes"] == 36 * 9 * 32 * 32
+    assert layers["conv_caps1"]["vote_bytes"] == layers["conv_caps1"]["votes"] * 64
+    assert layers["class_caps"]["votes"] == 16 * 32 * 5
+    assert summary["kept_bytes"] < summary["vote_bytes"] / 10
+    assert main(["info"]) == 0
+    assert "votes" in capsys.readouterr().out
+
+
+def test_info_of_vector_capsules(capsys):
+    assert main(["info", "--model", "capsnet", "--data", "mnist", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["parameters"] == 8_215_568
+    assert summary["votes"] == 1152 * 10
+    assert summary["vote_bytes"] == 1152 * 10 * 16 * 4
+
+
+def test_data(trained, capsys, tmp_path):
+    assert main(["data", "list", "--data-dir", str(trained / "data"), "--json"]) == 0
+    here = {row["name"]: row["here"] for row in json.loads(capsys.readouterr().out)}
+    assert here["smallnorb"]
+    assert here["toynorb"]
+    assert not here["mnist"]
+    sheet = tmp_path / "sheet.png"
+    assert main(["data", "show", "smallnorb", "--data-dir", str(trained / "data"), "--out", str(sheet)]) == 0
+    assert Image.open(sheet).size[0] > 500
+
+
+def test_doctor(capsys):
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["devices"][0] | {"name": ""} == {"device": "cpu", "name": "", "backend": "cpu"}
+    assert report["self-test"][0]["passed"]
+
+
+def test_bench_lists_benchmarks(capsys):
+    assert main(["bench"]) == 0
+    assert "em_routing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["evaluate", "nowhere"], "tritoncaps evaluate: there is no checkpoint nowhere"),
+        (["train", "--data", "svhn", "--data-dir", "nowhere"], "tritoncaps train: svhn: train_32x32.mat is neither in"),
+        (["train", "--resume", "nowhere"], "tritoncaps train: there is no checkpoint nowhere/last.pt"),
+        (["data", "get"], "tritoncaps data: `data get` needs the name of a data set"),
+        (["bench", "nothing"], "tritoncaps bench: ValueError: bench must be one of"),
+        (["info", "--size", "3"], "tritoncaps info: ValueError: images must be at least 15x15"),
+    ],
+)
+def test_errors_are_one_line_and_code_1(capsys, arguments, sentence):
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(sentence)
+    assert error.count("\n") == 1
+
+
+def test_changing_what_a_run_is_gets_a_sentence(trained, capsys):
+    assert main(["train", "--resume", str(trained / "run"), "--model", "capsnet"]) == 1
+    assert "--model was linear in" in capsys.readouterr().err
+
+
+def test_divergence_is_code_3(trained, capsys, tmp_path):
+    arguments = ["train", "--data", "smallnorb", "--data-dir", str(trained / "data"), "--model", "linear"]
+    arguments += ["--batch-size", "8", "--steps", "50", "--lr", "1e30", "--out", str(tmp_path / "run")]
+    assert main(arguments) == 3
+    error = capsys.readouterr().err
+    assert "is not finite at step" in error
+    assert error.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(capsys):
+    from tritoncaps.training import CheckpointError
+
+    with pytest.raises(CheckpointError):
+        main(["evaluate", "nowhere", "--debug"])

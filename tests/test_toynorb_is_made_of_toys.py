@@ -1,0 +1,69 @@
+"""ToyNORB: the same bits from the same seed, disjoint toys, stereo, and nothing that a pixel gives away."""
+
+import numpy as np
+import pytest
+import torch
+
+from tritoncaps.data import toynorb
+from tritoncaps.data.norb import CATEGORIES
+from tritoncaps.data.toys import make_toy
+
+
+@pytest.fixture(scope="module")
+def car():
+    """Of two elevations, to save time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toynorb, "ELEVATIONS", 2)
+        yield toynorb.render_toy(0, 4, 0).reshape(2, 18, 6, 2, 48, 48)
+
+
+def test_same_seed_same_bits(car):
+    assert np.array_equal(car, toynorb.render_toy(0, 4, 0).reshape(car.shape))
+    assert not np.array_equal(car, toynorb.render_toy(1, 4, 0).reshape(car.shape))
+
+
+def test_toys_of_training_and_test_are_disjoint():
+    train, test = toynorb.INSTANCES["train"], toynorb.INSTANCES["test"]
+    assert sorted(train + test) == list(range(10))
+
+
+def test_every_factor_changes_the_picture(car):
+    left = car[..., 0, :, :].astype(float)
+    noise = 3 * 255 * 0.015
+    for axis in range(3):
+        change = np.abs(np.diff(left, axis=axis)).max(axis=(-1, -2))
+        assert (change > 2 * noise).all()
+    stereo = np.abs(car[..., 0, :, :].astype(float) - car[..., 1, :, :])
+    assert (stereo.max(axis=(-1, -2)) > 2 * noise).all()
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_toys_stand_on_the_ground_within_reach(category):
+    """Where a solid is of size one, the corners of its box are within the toy's reach in the world."""
+    for seed in range(20):
+        toy = make_toy(category, np.random.default_rng(seed))
+        for to_local in toy.to_local:
+            to_world = np.linalg.inv(np.vstack([to_local, [0, 0, 0, 1]]))
+            corners = np.array([(x, y, z, 1) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) @ to_world.T
+            assert corners[:, 2].min() > -1e-6
+            assert corners[:, 2].max() <= toy.height + 1e-6
+            assert np.hypot(corners[:, 0], corners[:, 1]).max() < 1.01
+
+
+def test_cache(tmp_path, monkeypatch):
+    """Written once, read back; a damaged file is rendered again."""
+    monkeypatch.setattr(toynorb, "ELEVATIONS", 9)
+    pairs = np.zeros((24_300, 2, 48, 48), np.uint8)
+    calls = []
+    monkeypatch.setattr(toynorb, "render_split", lambda split, seed: calls.append(split) or pairs)
+    first = toynorb.load_toynorb("train", tmp_path)
+    assert (len(first), first.shape, first.classes) == (24_300, (2, 48, 48), CATEGORIES)
+    assert torch.bincount(first.labels).tolist() == [4860] * 5
+    assert set(first.factors["azimuth"].tolist()) == set(range(0, 36, 2))
+    toynorb.load_toynorb("train", tmp_path)
+    assert calls == ["train"]
+    (file,) = (tmp_path / "toynorb").iterdir()
+    with open(file, "r+b") as damaged:
+        damaged.truncate(1000)
+    toynorb.load_toynorb("train", tmp_path)
+    assert calls == ["train", "train"]

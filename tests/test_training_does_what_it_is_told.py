@@ -1,0 +1,223 @@
+"""Settings of a run: each one has the effect that its name says, or is refused in a sentence."""
+
+import json
+from dataclasses import fields
+
+import official_files as official
+import pytest
+import torch
+
+from tritoncaps.data import DATASETS, load
+from tritoncaps.models import CapsNet
+from tritoncaps.training import NETWORKS, Config, ConfigError, build, load_checkpoint, read_config, train
+from tritoncaps.training.metrics import read_metrics
+from tritoncaps.training.networks import Task
+from tritoncaps.training.objective import Objective, correct
+from tritoncaps.training.saved import load_network
+from tritoncaps.training.task import load_splits, loss_of, pipeline_of
+
+TINY = {"model": "linear", "data": "smallnorb", "batch_size": 8, "log_every": 1, "steps": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data")
+    official.write_smallnorb(place, count=54)
+    official.write_mnist(place)
+    return str(place)
+
+
+@pytest.fixture
+def run(tmp_path, folder):
+    def start(**settings):
+        out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        return train(Config(**{**TINY, "data_dir": folder, "out": str(out), **settings}), quiet=True)
+
+    return start
+
+
+def weights(result, name="last.pt"):
+    return load_checkpoint(result.folder / name)["network"]
+
+
+def same(a, b, **tolerance):
+    return all(torch.allclose(a[key], b[key], **tolerance) for key in a)
+
+
+def test_same_seed_same_network(run):
+    first, second, other = run(seed=3), run(seed=3), run(seed=4)
+    assert same(weights(first), weights(second), rtol=0, atol=0)
+    assert not same(weights(first), weights(other))
+
+
+def test_accumulation_changes_nothing_but_rounding(run):
+    assert same(weights(run()), weights(run(accumulate=4)), rtol=1e-4, atol=1e-6)
+
+
+def test_ema_is_what_is_kept(run):
+    result = run(ema=0.5)
+    saved = load_checkpoint(result.folder / "last.pt")
+    average = saved["average"]["module.1.weight"]
+    assert not torch.equal(average, saved["network"]["1.weight"])
+    network, _ = load_network(result.folder / "last.pt")
+    assert torch.equal(network[1].weight, average)
+
+
+def test_schedules(run):
+    rates = {
+        schedule: [row["lr"] for row in read_metrics(run(lr_schedule=schedule, lr_decay_steps=2).folder) if "lr" in row]
+        for schedule in ("exponential", "cosine")
+    }
+    assert rates["exponential"] == pytest.approx([3e-3 * 0.96 ** (step / 2) for step in (1, 2, 3, 4)])
+    assert rates["cosine"][-1] == pytest.approx(0)
+    assert sorted(rates["cosine"], reverse=True) == rates["cosine"]
+
+
+def test_early_stop(run):
+    result = run(steps=100, patience=2, evaluate_every=1, lr=0.0, weight_decay=0.0)
+    assert result.reason == "early stop"
+    assert result.step == 3  # nothing gets better after the first
+
+
+def test_the_best_network_is_chosen_on_held_out_images(run, folder):
+    result = run(validation=10, evaluate_every=2)
+    assert {row["kind"] for row in read_metrics(result.folder)} == {"train", "validation"}
+    config = Config(**TINY, data_dir=folder, validation=10)
+    splits = load_splits(config)
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (44, 10, 54)
+    assert load_checkpoint(result.folder / "best.pt")["accuracy"] == result.best_accuracy
+
+
+def test_novel_views(run, folder):
+    config = Config(**TINY, data_dir=folder, novel="azimuth")
+    splits = load_splits(config)
+    assert set(splits.train.factors["azimuth"].tolist()) == {30, 32, 34, 0, 2, 4}
+    assert len(splits.test) == 54
+    last = read_metrics(run(novel="azimuth").folder)[-1]
+    assert last["accuracy"] == pytest.approx((last["familiar"] + 2 * last["novel"]) / 3)
+
+
+def test_mono_and_limits(folder):
+    splits = load_splits(Config(**TINY, data_dir=folder, mono=True, limit=20, test_limit=5))
+    assert (len(splits.train), len(splits.test), splits.train.shape[0]) == (20, 5, 1)
+
+
+def test_amp_and_compile(run, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: calls.append(type(self).__name__))
+    result = run(amp="bfloat16", compile=True)
+    assert calls == ["Sequential"]
+    assert not same(weights(result), weights(run()), rtol=0, atol=0)
+
+
+def test_loading_processes_change_nothing(run):
+    assert same(weights(run(workers=1)), weights(run()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("crops", [1, 13])
+def test_crops(run, crops):
+    assert 0 <= run(crops=crops, steps=1).accuracy <= 1
+
+
+def test_a_network_learns(run):
+    """The metrics say so, and so does the result."""
+    result = run(steps=60)
+    rows = read_metrics(result.folder)
+    assert rows[-2]["kind"] == "train"
+    assert rows[-2]["loss"] < 0.5 * rows[0]["loss"]
+    assert result.accuracy == rows[-1]["accuracy"] > 0.9
+
+
+def test_every_network_takes_a_step_on_the_data_it_is_for():
+    tasks = {"cnn-mnist": "mnist", "cnn-multimnist": "multimnist", "capsnet": "svhn"}
+    for name, entry in NETWORKS.items():
+        if name in ("cnn-mnist", "cnn-multimnist"):
+            continue  # millions of parameters; tests of the models build them
+        data = tasks.get(name, "smallnorb")
+        config = Config(model=name, data=data)
+        channels, height, width = DATASETS[data].shape
+        size = pipeline_of(config).size(height, width)
+        network = build(name, Task(data, channels, *size, len(DATASETS[data].classes)), iterations=2)
+        objective = Objective(network, loss_of(config), "linear", 10, 0.0005)
+        loss, scores = objective(torch.rand(2, channels, *size), torch.tensor([0, 1]))
+        loss.backward()
+        assert loss.isfinite(), name
+        assert scores.shape == (2, len(DATASETS[data].classes))
+        assert entry.loss == loss_of(config)
+
+
+def test_capsnet_draws_each_digit_of_multimnist(folder):
+    pairs = load("multimnist", "train", folder)
+    images, labels, digits = pairs.__getitems__([0, 5, 9])
+    network = CapsNet(1, 10, 36, 2, channels=4, primary_caps=1)
+    objective = Objective(network, "margin", "linear", 10, 0.0005)
+    loss, scores = objective(images.float() / 255, labels, digits.float() / 255)
+    capsules = network(images.float() / 255)
+    drawn = network.reconstruct(capsules, labels.nonzero()[:, 1].view(3, 2))
+    expected = objective.loss(capsules, labels) + 0.0005 * (drawn - digits.float() / 255).square().sum() / 3
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert scores.shape == (3, 10)
+
+
+def test_two_classes_are_right_only_together():
+    scores = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.1, 0.8]])
+    assert correct(scores, torch.tensor([[1, 1, 0], [1, 1, 0]])).tolist() == [True, False]
+    assert correct(scores, torch.tensor([0, 2])).tolist() == [True, False]
+
+
+def test_configuration_files(tmp_path, run):
+    result = run(lr=1e-4, mono=True)
+    saved = read_config(result.folder / "config.toml")
+    assert Config(**saved) == load_checkpoint(result.folder / "last.pt")["config"]
+    (tmp_path / "own.toml").write_text('batch-size = 16\nmodel = "capsnet"\n')
+    assert read_config(tmp_path / "own.toml") == {"batch_size": 16, "model": "capsnet"}
+    pytest.importorskip("yaml")
+    (tmp_path / "own.yaml").write_text("batch_size: 16\n")
+    assert read_config(tmp_path / "own.yaml") == {"batch_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"data": "imagenet"}, "--data must be one of toynorb, .*, but it is 'imagenet'"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, but it is 0"),
+        ({"lr": "fast"}, "--lr must be of type float, but it is 'fast'"),
+        ({"epochs": 1.5}, "--epochs must be of type int, but it is 1.5"),
+        ({"lr": -1}, "--lr must be at least 0, but it is -1"),
+        ({"ema": 1.0}, "--ema must be at least 0 and below 1"),
+        ({"batch_size": 100}, "--batch-size must be at most 54, the training images, not 100"),
+        ({"accumulate": 3}, "--batch-size must be a multiple of 3"),
+        ({"device": "abacus"}, "--device must be auto, cpu, cuda"),
+        ({"device": "cuda:99"}, "--device cuda:99 is not there"),
+        ({"validation": 54}, "--validation must be below 54"),
+        ({"novel": "azimuth", "data": "mnist"}, "--novel azimuth needs data with views"),
+        ({"loss": "spread"}, "--loss spread is for capsules"),
+        ({"data": "multimnist", "model": "matrix-capsnet"}, "--loss spread is for one class an image"),
+        ({"model": "capsnet", "standardise": "crop"}, "--model capsnet draws pixels of 0 to 1"),
+        ({"amp": "float16", "device": "cpu"}, "--amp float16 needs a GPU"),
+    ],
+)
+def test_bad_settings_get_a_sentence(run, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        run(**settings)
+
+
+def test_bad_configuration_files_get_a_sentence(tmp_path):
+    for content, sentence in (("lr = ", "is not TOML"), ("speed = 3", "no setting called 'speed'")):
+        (tmp_path / "bad.toml").write_text(content)
+        with pytest.raises(ConfigError, match=sentence):
+            read_config(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(tmp_path / "none.toml")
+
+
+def test_every_setting_explains_itself():
+    for item in fields(Config):
+        assert item.metadata["help"], item.name
+
+
+def test_metrics_are_json_lines(run):
+    lines = (run().folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["kind"] for row in rows] == ["train"] * 4 + ["test"]
+    assert {"step", "loss", "accuracy", "epoch", "lr", "images_per_second", "seconds"} <= rows[0].keys()
