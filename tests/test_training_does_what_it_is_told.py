@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from pathlib import Path
 
 import official_files as official
 import pytest
@@ -16,6 +17,7 @@ from tritoncaps.training.objective import Objective, correct
 from tritoncaps.training.saved import load_network
 from tritoncaps.training.task import load_splits, loss_of, pipeline_of
 
+RECIPES = Path(__file__).parent.parent / "docs" / "recipes"
 TINY = {"model": "linear", "data": "smallnorb", "batch_size": 8, "log_every": 1, "steps": 4}
 
 
@@ -221,3 +223,10 @@ def test_metrics_are_json_lines(run):
     rows = [json.loads(line) for line in lines]
     assert [row["kind"] for row in rows] == ["train"] * 4 + ["test"]
     assert {"step", "loss", "accuracy", "epoch", "lr", "images_per_second", "seconds"} <= rows[0].keys()
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_recipes_can_be_used(recipe):
+    config = Config(**read_config(recipe))
+    assert loss_of(config)
+    assert pipeline_of(config)
