@@ -57,7 +57,9 @@ def test_edges_are_numbered_in_their_order_at_each_parent():
 
 def test_maps_are_built_once_and_survive_pickling():
     routing_map = RoutingMap.conv((5, 5), 3)
-    assert RoutingMap.conv([5, 5], (3, 3)) is routing_map
+    same = RoutingMap.conv([5, 5], (3, 3))
+    assert same == routing_map
+    assert same.children is routing_map.children
     copy = pickle.loads(pickle.dumps(routing_map))
     assert torch.equal(copy.children, routing_map.children)
     assert repr(copy) == repr(routing_map)

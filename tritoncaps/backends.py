@@ -18,6 +18,8 @@ from types import ModuleType
 
 import torch
 
+from tritoncaps.tracing import constant
+
 NAMES = ("reference", "cpu", "triton")
 
 _requested: str | None = None
@@ -78,14 +80,14 @@ def _automatic(device_type: str) -> str:
     return wanted
 
 
-@cache
+@constant
 def _missing(name: str) -> str:
     """Why the backend cannot be used, or an empty string."""
     package = {"cpu": "numba", "triton": "triton"}[name]
     return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
 
 
-@cache
+@constant
 def _fall_back(reason: str) -> None:
     """Warns once for each reason."""
     warnings.warn(f"tritoncaps uses its slow reference backend, which stores votes: {reason}", stacklevel=4)

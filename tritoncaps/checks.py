@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import forward_ad
 
 from tritoncaps.routing_map import RoutingMap
 
@@ -48,6 +50,17 @@ def check_like_layer(name: str, value: Tensor, weight: Tensor) -> None:
         raise ValueError(f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}")
     if value.dtype != weight.dtype and not under_autocast(value):
         raise TypeError(f"{name} must have the dtype of the layer, {weight.dtype}, but they have {value.dtype}")
+
+
+def check_reverse_mode(name: str, *tensors: Tensor) -> None:
+    """Kernels have no forward-mode derivative."""
+    if forward_ad._current_level < 0:
+        return
+    transformed = any(level.key() == TransformType.Jvp for level in get_interpreter_stack() or ())
+    if transformed or any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            f"{name} has no forward-mode derivative (jvp) on its kernels; use reverse mode, or backend='reference'"
+        )
 
 
 def check_map(routing_map: object) -> None:

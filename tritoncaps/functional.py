@@ -17,6 +17,7 @@ from tritoncaps.checks import (
     check_alike,
     check_labels,
     check_map,
+    check_reverse_mode,
     check_routing,
     check_shape,
     check_tensor,
@@ -100,6 +101,7 @@ def _fused_em_routing(
     tables = list(routing_map.tables(poses.device))
     lambdas, floor = list(routing.lambdas), routing.variance_floor
     mean_data = reference.mean_data_of(routing_map, in_caps, out_caps, routing.mean_data)
+    check_reverse_mode("em_routing", *tensors)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         mean, activation, _, _ = ops.EMRoutingFunction.apply(
             *tensors, tables, lambdas, floor, mean_data, routing.competition, routing.gradient, backend

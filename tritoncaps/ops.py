@@ -15,6 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from tritoncaps import reference
 from tritoncaps.backends import kernels
 from tritoncaps.kernels import em_routing
 from tritoncaps.operators import fake, operator
@@ -97,6 +98,7 @@ def em_routing_backward(
     activations: Tensor,
     weight: Tensor,
     beta_u: Tensor,
+    beta_a: Tensor,
     tables: Sequence[Tensor],
     statistics: Tensor,
     log_sums: Tensor,
@@ -117,7 +119,7 @@ def em_routing_backward(
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
         kernels(backend),
         edges,
-        _fits(beta_u, beta_u, lambdas, variance_floor, mean_data),  # gradients do not depend on beta_a
+        _fits(beta_u, beta_a, lambdas, variance_floor, mean_data),
         em_routing.History(statistics, log_sums, slopes, torch.empty_like(log_sums)),
         gradient,
         widen(grad_poses),
@@ -143,6 +145,7 @@ def _(
     activations,
     weight,
     beta_u,
+    beta_a,
     tables,
     statistics,
     log_sums,
@@ -174,6 +177,8 @@ def _(
 class EMRoutingFunction(torch.autograd.Function):
     """(poses [N, P, 16, C], activations [N, P, C], statistics, log_sums) of the forward operator's arguments."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         *given, _, backend = args  # how gradients flow does not matter to the forward pass
@@ -181,37 +186,63 @@ class EMRoutingFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        poses, activations, weight, beta_u, _, tables, *ctx.options = inputs
+        *parameters, tables, lambdas, floor, mean_data, competition, gradient, backend = inputs
+        ctx.options = lambdas, floor, mean_data, competition, gradient, backend
         _, _, statistics, log_sums = output
         ctx.mark_non_differentiable(statistics, log_sums)
-        ctx.save_for_backward(poses, activations, weight, beta_u, statistics, log_sums, *tables)
+        ctx.save_for_backward(*parameters, statistics, log_sums, *tables)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        poses, activations, weight, beta_u, statistics, log_sums, *tables = ctx.saved_tensors
-        lambdas, floor, mean_data, competition, gradient, backend = ctx.options
+        *tensors, statistics, log_sums = ctx.saved_tensors[:7]
         needs = ctx.needs_input_grad
-        grad = em_routing_backward(
-            grads[0],
-            grads[1],
-            poses,
-            activations,
-            weight,
-            beta_u,
-            tables,
-            statistics,
-            log_sums,
-            lambdas,
-            floor,
-            mean_data,
-            competition,
-            gradient,
-            needs[0] or needs[1],
-            needs[2],
-            backend,
-        )
+        arguments = (*grads[:2], *tensors, ctx.saved_tensors[7:], statistics, log_sums, *ctx.options[:-1])
+        arguments += (needs[0] or needs[1], needs[2], ctx.options[-1])
+        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        grad = EMRoutingGradientFunction.apply(*arguments) if twice else em_routing_backward(*arguments)
         wanted = tuple(g if need else None for g, need in zip(grad, needs, strict=False))
         return wanted + (None,) * (len(needs) - len(wanted))
+
+
+class EMRoutingGradientFunction(torch.autograd.Function):
+    """The backward operator; its own gradient, for those who differentiate twice, is that of the reference."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return em_routing_backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        tensors, tables, _, _, *ctx.options = inputs[:7], *inputs[7:]
+        ctx.save_for_backward(*tensors, *tables)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, tables = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        second = _second_derivative(grads, tensors, tables, *ctx.options)
+        return *second, *(None,) * (len(ctx.needs_input_grad) - len(second))
+
+
+def _second_derivative(
+    grads: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    lambdas: Sequence[float],
+    variance_floor: float,
+    mean_data: float,
+    competition: str,
+    gradient: str,
+    needs_children: bool,
+    needs_weight: bool,
+    backend: str,
+) -> tuple[Tensor | None, ...]:
+    """Of the backward operator's seven tensors, through the reference."""
+    routing = reference.Options(lambdas, variance_floor, mean_data != 1.0, competition, gradient)
+    first, pull_back = torch.func.vjp(lambda *x: reference.gradients(*x, Tables(*tables), routing), *tensors)
+    # what was not needed came back empty
+    return pull_back(tuple(g if g.shape == x.shape else torch.zeros_like(x) for g, x in zip(grads, first, strict=True)))
 
 
 def _edges(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tritoncaps.tracing import constant
 
 Size = tuple[int, ...]
 
@@ -28,33 +29,33 @@ class Tables(NamedTuple):
     parents_pair: Tensor  # int32 [E]: pairs p * S + s, ascending for each child
 
 
+_graphs = itertools.count()  # a number for each arbitrary graph
+
+
 class RoutingMap:
     """Who votes for whom: L child locations, P parent locations with S slots each.
 
-    Build one with :meth:`conv`, :meth:`full` or :meth:`from_edges`. Maps are immutable; their tables are copied
-    to a device once, by :meth:`tables`.
+    Build one with :meth:`conv`, :meth:`full` or :meth:`from_edges`. A map is a small immutable value: its tables are
+    made at first use, once for all equal maps, and copied to a device once.
     """
 
     def __init__(
         self,
-        children: Tensor,
-        weight_of: Tensor,
-        offset: Tensor,
+        key: tuple[Any, ...],
         in_size: Size,
         out_size: Size,
-        description: str,
+        num_slots: int,
+        num_weights: int,
+        graph: Tables | None = None,
     ) -> None:
+        self.key = key  # equal maps have equal keys; of a convolution and of a full map it says all
         self.in_size = in_size
         self.out_size = out_size
         self.num_children = math.prod(in_size)
-        self.num_parents, self.num_slots = children.shape
-        self.num_weights = int(weight_of.max()) + 1
-        self._description = description
-        start, pair = _invert(children, self.num_children)
-        self.num_edges = len(pair)  # joined pairs of locations, each a dense block of child types x parent types
-        self.max_degree = int(start.diff().max())  # pairs of the child location that has most
-        host = Tables(children.int(), weight_of.int(), offset.double(), start.int(), pair.int())
-        self._tables: dict[torch.device, Tables] = {torch.device("cpu"): host}
+        self.num_parents = math.prod(out_size)
+        self.num_slots = num_slots
+        self.num_weights = num_weights
+        self._graph = {} if graph is None else {"cpu": graph}  # the tables of an arbitrary graph, by device
 
     @staticmethod
     def conv(
@@ -72,13 +73,21 @@ class RoutingMap:
         dims = len(size)
         _require(dims >= 1, "size must have at least one axis, but it is empty")
         _require(min(size) >= 1, f"size must be at least 1 along every axis, but it is {size}")
-        return _conv(
-            size,
-            per_axis("kernel", kernel, dims, 1),
-            per_axis("stride", stride, dims, 1),
-            per_axis("padding", padding, dims, 0),
-            per_axis("dilation", dilation, dims, 1),
-        )
+        kernel = per_axis("kernel", kernel, dims, 1)
+        stride = per_axis("stride", stride, dims, 1)
+        padding = per_axis("padding", padding, dims, 0)
+        dilation = per_axis("dilation", dilation, dims, 1)
+        out_size = []
+        for axis, (n, k, s, p, d) in enumerate(zip(size, kernel, stride, padding, dilation, strict=True)):
+            span = d * (k - 1) + 1
+            _require(
+                span <= n + 2 * p,
+                f"kernel is larger than the input along axis {axis}: "
+                f"{span} (kernel {k}, dilation {d}) against {n + 2 * p} (size {n}, padding {p})",
+            )
+            out_size.append((n + 2 * p - span) // s + 1)
+        slots = math.prod(kernel)
+        return RoutingMap(("conv", size, kernel, stride, padding, dilation), size, tuple(out_size), slots, slots)
 
     @staticmethod
     def full(size: Sequence[int], coordinates: bool = True) -> RoutingMap:
@@ -90,7 +99,7 @@ class RoutingMap:
         size = tuple(int(n) for n in size)
         _require(all(n >= 1 for n in size), f"size must be at least 1 along every axis, but it is {size}")
         _require(len(size) <= 4 or not coordinates, f"coordinates reach at most 4 axes, but size is {size}")
-        return _full(size, bool(coordinates))
+        return RoutingMap(("full", size, bool(coordinates)), size, (), math.prod(size), 1)
 
     @staticmethod
     def from_edges(
@@ -129,38 +138,56 @@ class RoutingMap:
             f"weight_of must have an entry for each of the {num_slots} slots, but it has {len(weights)}",
         )
         _require(int(weights.min()) >= 0, f"weight_of must not be negative, but one is {int(weights.min())}")
-        name = f"from_edges({len(child)} edges, num_children={num_children}, num_parents={num_parents})"
-        return RoutingMap(table, weights, _column(offset, num_slots), (int(num_children),), (int(num_parents),), name)
+        size = (int(num_children),)
+        return RoutingMap.from_tables(table, weights, _column(offset, num_slots), size, (int(num_parents),))
+
+    @staticmethod
+    def from_tables(children: Tensor, weight_of: Tensor, offset: Tensor, in_size: Size, out_size: Size) -> RoutingMap:
+        """The map of tables as :class:`Tables` describes them."""
+        tables = _with_inverse(children.cpu(), weight_of.cpu(), offset.cpu(), math.prod(in_size))
+        num_weights = int(weight_of.max()) + 1
+        return RoutingMap(("graph", next(_graphs)), in_size, out_size, children.shape[1], num_weights, tables)
 
     @property
     def children(self) -> Tensor:
         """int32 [P, S]: the child location that feeds parent location p at slot s, or -1."""
-        return self._tables[torch.device("cpu")].children
+        return self.tables().children
 
     @property
     def weight_of(self) -> Tensor:
         """int32 [S]: the weight block that slot s uses."""
-        return self._tables[torch.device("cpu")].weight_of
+        return self.tables().weight_of
 
     @property
     def offset(self) -> Tensor:
         """float64 [S, 4]: what slot s adds to the right-hand column of its votes."""
-        return self._tables[torch.device("cpu")].offset
+        return self.tables().offset
+
+    @property
+    def num_edges(self) -> int:
+        """Joined pairs of locations, each a dense block of child types x parent types."""
+        return len(self.tables().parents_pair)
+
+    @property
+    def max_degree(self) -> int:
+        """Pairs of the child location that has most."""
+        return _max_degree(self.key) if not self._graph else int(self.tables().parents_start.diff().max())
 
     def parents(self, child: int) -> list[tuple[int, int]]:
         """The (parent location, slot) pairs that contain child location ``child``."""
         _require(0 <= child < self.num_children, f"child must be below {self.num_children}, but it is {child}")
-        host = self._tables[torch.device("cpu")]
+        host = self.tables()
         start, end = host.parents_start[child : child + 2].tolist()
         return [divmod(pair, self.num_slots) for pair in host.parents_pair[start:end].tolist()]
 
     def tables(self, device: torch.device | str = "cpu") -> Tables:
         """The tables on ``device``, copied there at the first call."""
-        device = torch.device(device)
-        if device not in self._tables:
-            host = self._tables[torch.device("cpu")]
-            self._tables[device] = Tables(*(table.to(device) for table in host))
-        return self._tables[device]
+        place = str(device)
+        if not self._graph:
+            return getattr(_kept, _keep_tables(self.key, place))
+        if place not in self._graph:
+            self._graph[place] = Tables(*[table.to(place) for table in self._graph["cpu"]])
+        return self._graph[place]
 
     def check(self) -> None:
         """Raise unless the children of the parents and the parents of the children are each other's inverse."""
@@ -173,42 +200,74 @@ class RoutingMap:
         inverse = {(c, p, s) for c in range(self.num_children) for p, s in self.parents(c)}
         _require(edges == inverse, f"the tables of {self} contradict each other at {sorted(edges ^ inverse)[:3]}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._graph:
+            return RoutingMap, (self.key, self.in_size, self.out_size, self.num_slots, self.num_weights)
+        host = self.tables()
+        return RoutingMap.from_tables, (host.children, host.weight_of, host.offset, self.in_size, self.out_size)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RoutingMap:
+        return self  # nobody changes a map
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RoutingMap) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     def __repr__(self) -> str:
-        return f"RoutingMap.{self._description}"
+        kind, *given = self.key
+        if kind == "graph":
+            return f"RoutingMap.from_edges({self.num_edges} edges, {self.num_children} to {self.num_parents} locations)"
+        names = {"conv": ("kernel", "stride", "padding", "dilation"), "full": ("coordinates",)}[kind]
+        options = [f"{name}={value}" for name, value in zip(names, given[1:], strict=True)]
+        return f"RoutingMap.{kind}({', '.join([str(self.in_size), *options])})"
 
-    def __getstate__(self) -> dict[str, object]:
-        cpu = torch.device("cpu")
-        return {**self.__dict__, "_tables": {cpu: self._tables[cpu]}}
+
+class _Kept:
+    """The tables of all maps but graphs; attributes, because the compiler can watch one without watching all."""
 
 
-@lru_cache(maxsize=256)
-def _conv(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size) -> RoutingMap:
-    out_size, reach = [], []
-    for axis, (n, k, s, p, d) in enumerate(zip(size, kernel, stride, padding, dilation, strict=True)):
-        span = d * (k - 1) + 1
-        _require(
-            span <= n + 2 * p,
-            f"kernel is larger than the input along axis {axis}: "
-            f"{span} (kernel {k}, dilation {d}) against {n + 2 * p} (size {n}, padding {p})",
-        )
-        out_size.append((n + 2 * p - span) // s + 1)
-        reach.append(torch.arange(out_size[-1])[:, None] * s - p + torch.arange(k)[None, :] * d)  # [out, k]
+_kept = _Kept()
+
+
+@constant
+def _keep_tables(key: tuple[Any, ...], device: str) -> str:
+    """Put the tables into ``_kept``, and return their name there."""
+    name = f"{key} on {device}"
+    setattr(_kept, name, Tables(*(table.to(device) for table in _host_tables(key))))
+    return name
+
+
+@constant
+def _max_degree(key: tuple[Any, ...]) -> int:
+    return int(_host_tables(key).parents_start.diff().max())
+
+
+@constant
+def _host_tables(key: tuple[Any, ...]) -> Tables:
+    kind, size, *options = key
+    make = {"conv": _conv_tables, "full": _full_tables}[kind]
+    return _with_inverse(*make(size, *options), math.prod(size))
+
+
+def _with_inverse(children: Tensor, weight_of: Tensor, offset: Tensor, num_children: int) -> Tables:
+    start, pair = _invert(children, num_children)
+    return Tables(children.int(), weight_of.int(), offset.double(), start.int(), pair.int())
+
+
+def _conv_tables(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size) -> tuple[Tensor, ...]:
+    """children, weight_of and offset: a weight block for each kernel offset."""
     children = torch.zeros(1, 1, dtype=torch.int64)
     valid = torch.ones(1, 1, dtype=torch.bool)
-    for n, index in zip(size, reach, strict=True):
+    for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True):
+        out = (n + 2 * p - d * (k - 1) - 1) // s + 1
+        index = torch.arange(out)[:, None] * s - p + torch.arange(k)[None, :] * d  # [out, k]
         inside = (index >= 0) & (index < n)
         children = _join_axes(children[:, None, :, None] * n + index[None, :, None, :])
         valid = _join_axes(valid[:, None, :, None] & inside[None, :, None, :])
-    num_slots = math.prod(kernel)
-    description = f"conv({size}, kernel={kernel}, stride={stride}, padding={padding}, dilation={dilation})"
-    return RoutingMap(
-        children.masked_fill(~valid, -1),
-        torch.arange(num_slots),
-        torch.zeros(num_slots, 4),
-        size,
-        tuple(out_size),
-        description,
-    )
+    slots = math.prod(kernel)
+    return children.masked_fill(~valid, -1), torch.arange(slots), torch.zeros(slots, 4)
 
 
 def _join_axes(table: Tensor) -> Tensor:
@@ -216,17 +275,15 @@ def _join_axes(table: Tensor) -> Tensor:
     return table.flatten(2).flatten(0, 1)
 
 
-@lru_cache(maxsize=256)
-def _full(size: Size, coordinates: bool) -> RoutingMap:
-    num_slots = math.prod(size)
-    offset = torch.zeros(num_slots, 4, dtype=torch.float64)
+def _full_tables(size: Size, coordinates: bool) -> tuple[Tensor, ...]:
+    """children, weight_of and offset: one parent location, one weight block."""
+    slots = math.prod(size)
+    offset = torch.zeros(slots, 4, dtype=torch.float64)
     if coordinates:
         for slot, index in enumerate(itertools.product(*map(range, size))):
             for axis, (i, n) in enumerate(zip(index, size, strict=True)):
                 offset[slot, axis] = (i + 0.5) / n
-    children = torch.arange(num_slots)[None, :]
-    description = f"full({size}, coordinates={coordinates})"
-    return RoutingMap(children, torch.zeros(num_slots), offset, size, (), description)
+    return torch.arange(slots)[None, :], torch.zeros(slots), offset
 
 
 def _invert(children: Tensor, num_children: int) -> tuple[Tensor, Tensor]:

@@ -260,14 +260,8 @@ def _assert_same(actual: Capsules, expected: Capsules) -> None:
 def _with_offset(routing_map: RoutingMap, offset: list[float] | None) -> RoutingMap:
     """The same map with ``offset`` added to that of every slot, or without any offset."""
     column = torch.zeros_like(routing_map.offset) if offset is None else routing_map.offset + torch.tensor(offset)
-    return RoutingMap(
-        routing_map.children,
-        routing_map.weight_of,
-        column,
-        routing_map.in_size,
-        routing_map.out_size,
-        f"{routing_map._description} with offset {offset}",
-    )
+    tables = routing_map.children, routing_map.weight_of, column
+    return RoutingMap.from_tables(*tables, routing_map.in_size, routing_map.out_size)
 
 
 def _has_children(routing_map: RoutingMap, poses: Tensor) -> Tensor:

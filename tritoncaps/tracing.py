@@ -1,0 +1,30 @@
+"""What torch's tracers (compile, export, fake tensors) must know about us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant(function: Function) -> Function:
+    """Keep the results of a function of plain values: real tensors, even where torch traces or transforms, and
+    constants to its compiler."""
+
+    @lru_cache(maxsize=1024)
+    def kept(*args: Any) -> Any:
+        with _disable_current_modes(), temporarily_clear_interpreter_stack():
+            return function(*args)
+
+    @wraps(function)
+    def get(*args: Any) -> Any:
+        return kept(*args)
+
+    # what torch.compiler.assume_constant_result sets, without importing the compiler, which takes a second
+    get._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return get  # type: ignore[return-value]
