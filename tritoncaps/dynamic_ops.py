@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.dynamic_routing import Options
+from tritoncaps.operators import fake, operator
 from tritoncaps.ops import _quietly as quietly
 from tritoncaps.reference import widen
 from tritoncaps.routing_map import Tables
@@ -23,7 +24,7 @@ def _kernels(backend: str, file: str = "dynamic_routing") -> Any:
     return import_module(f"tritoncaps.kernels.{backend}.{file}")
 
 
-@torch.library.custom_op("tritoncaps::dynamic_routing_forward", mutates_args=())
+@operator
 @quietly
 def dynamic_routing_forward(
     poses: Tensor,
@@ -44,14 +45,14 @@ def dynamic_routing_forward(
     return parents.to(poses.dtype), sums
 
 
-@dynamic_routing_forward.register_fake
+@fake(dynamic_routing_forward)
 def _(poses, weight, priors, tables, iterations, competition, none_of_the_above, backend):
     shape = (poses.shape[0], Tables(*tables).children.shape[0], weight.shape[2], weight.shape[4])
     wide = torch.promote_types(poses.dtype, torch.float32)
     return poses.new_empty(shape), poses.new_empty(iterations, *shape, dtype=wide)
 
 
-@torch.library.custom_op("tritoncaps::dynamic_routing_backward", mutates_args=())
+@operator
 @quietly
 def dynamic_routing_backward(
     grad: Tensor,
@@ -81,7 +82,7 @@ def dynamic_routing_backward(
     return tuple(poses.new_empty(0) if x is None else x.to(poses.dtype) for x in grads)
 
 
-@dynamic_routing_backward.register_fake
+@fake(dynamic_routing_backward)
 def _(
     grad,
     poses,
@@ -127,26 +128,26 @@ class DynamicRoutingFunction(torch.autograd.Function):
         return wanted + (None,) * (len(ctx.needs_input_grad) - 3)
 
 
-@torch.library.custom_op("tritoncaps::squash_forward", mutates_args=())
+@operator
 @quietly
 def squash_forward(vectors: Tensor, backend: str) -> Tensor:
     """Along the last axis."""
     return _kernels(backend, "squash").squash(widen(vectors).contiguous()).to(vectors.dtype)
 
 
-@squash_forward.register_fake
+@fake(squash_forward)
 def _(vectors, backend):
     return vectors.new_empty(vectors.shape)
 
 
-@torch.library.custom_op("tritoncaps::squash_backward", mutates_args=())
+@operator
 @quietly
 def squash_backward(grad: Tensor, vectors: Tensor, backend: str) -> Tensor:
     grads = _kernels(backend, "squash").squash_gradient(widen(grad).contiguous(), widen(vectors).contiguous())
     return grads.to(vectors.dtype)
 
 
-@squash_backward.register_fake
+@fake(squash_backward)
 def _(grad, vectors, backend):
     return vectors.new_empty(vectors.shape)
 

@@ -119,7 +119,7 @@ def assignments_from_logits(
         log_sum = _at_edges(log_sum.masked_fill(log_sum.isneginf(), 0), routing_map)[..., None]
     if rival > -math.inf:
         log_sum = torch.logaddexp(log_sum, torch.full_like(log_sum, rival))
-    return _ignore_missing((logits - log_sum).exp(), routing_map)
+    return _ignore_missing(logits - log_sum, routing_map, -math.inf).exp()
 
 
 def em_routing(
@@ -280,10 +280,10 @@ def _at_edges(x: Tensor, routing_map: RoutingMap) -> Tensor:
     return _ignore_missing(edges, routing_map)
 
 
-def _ignore_missing(edges: Tensor, routing_map: RoutingMap) -> Tensor:
-    """Zero in the missing slots of [N, P, S, ...]."""
+def _ignore_missing(edges: Tensor, routing_map: RoutingMap, value: float = 0.0) -> Tensor:
+    """``value`` in the missing slots of [N, P, S, ...]."""
     missing = routing_map.tables(edges.device).children < 0
-    return edges.masked_fill(missing.reshape(missing.shape + (1,) * (edges.ndim - 3)), 0)
+    return edges.masked_fill(missing.reshape(missing.shape + (1,) * (edges.ndim - 3)), value)
 
 
 def _pairs_of_children(edges: Tensor, routing_map: RoutingMap) -> Tensor:

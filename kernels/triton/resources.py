@@ -29,6 +29,8 @@ TARGETS = {
 }
 SHAPES = ((32, 32), (16, 16), (32, 5))  # child and parent types of the paper's layers, one for each tile
 ODD_SHAPE = (7, 33)
+# child types, parent types and the numbers of their poses: class capsules, a convolution, and poses that fill no tile
+VECTOR_SHAPES = ((1152, 10, 8, 16), (32, 32, 8, 8), (7, 33, 6, 20))
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
 ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
 SLACK = 1.1  # by which a compiler may exceed the budget
@@ -56,6 +58,8 @@ class Variant(NamedTuple):
         words += ["of outputs"] if self.kernel == "slopes_kernel" and "p_moments" in self.absent else []
         words += ["of stored votes"] if {"p_poses", "p_slopes"} & set(self.absent) and "WEIGHTS" not in options else []
         words += [f"{options['B']}->{options['C']}"] if "B" in options else []
+        words += [f"of {options['D']}->{options['E']}"] if "D" in options else []
+        words += [f"without {name.removeprefix('p_')}" for name in ("p_q", "p_g") if name in self.absent]
         return " ".join(words)
 
 
@@ -72,6 +76,8 @@ def variants(target: str) -> Iterator[Variant]:
         yield from _routing_variants(ODD_SHAPE, config.choose(16, 9, *ODD_SHAPE, 9, 144), LOCAL=False)
         yield from _routing_variants(SHAPES[0], config.choose(16, 9, *SHAPES[0], 9, 144), LOCAL=True)
     yield from _parent_variants()
+    for sizes in VECTOR_SHAPES[:2] if target != next(iter(TARGETS)) else VECTOR_SHAPES:
+        yield from _dynamic_variants(*sizes)
 
 
 def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool) -> Iterator[Variant]:
@@ -123,15 +129,39 @@ def _parent_variants() -> Iterator[Variant]:
     yield Variant("weight_view", "add_splits_kernel", {"C": 32, "BLOCK": NUMBERS}, (), 4)
 
 
+def _dynamic_variants(B: int, C: int, D: int, E: int) -> Iterator[Variant]:
+    """The views of dynamic routing and its squash, with priors."""
+    from tritoncaps.kernels.triton import dynamic_config, squash
+
+    chosen = dynamic_config.choose(16, 9, B, C, D, E, 9, 144)
+    sizes = {"B": B, "C": C, "D": D, "E": E}
+    tile, weight_tile = chosen.tile._asdict(), chosen.weight_tile._asdict()
+    warps = tile.pop("num_warps"), weight_tile.pop("num_warps")
+    for absent in (("p_q", "p_g", "p_mean"), ("p_g", "p_mean"), ()):
+        options = {**sizes, **tile}
+        yield Variant("dynamic_views", "dynamic_parent_view_kernel", {**options, "LOCAL": False}, absent, warps[0])
+        yield Variant("dynamic_views", "dynamic_child_view_kernel", {**options, "RIVAL": True}, absent, warps[0])
+    options = {**sizes, "LOCAL": False, "VARIABLE": True}
+    rows = {"BD": dynamic_config.power_of_2(D)}
+    yield Variant("dynamic_views", "dynamic_child_gradient_kernel", {**options, **tile, **rows}, (), warps[0])
+    options = {**options, **weight_tile, "BD": chosen.BD}
+    yield Variant("dynamic_views", "dynamic_weight_view_kernel", options, (), warps[1])
+    yield Variant("squash", "squash_kernel", {"D": D, **squash.tile(E)}, (), 4)
+    yield Variant("squash", "squash_gradient_kernel", {"D": D, **squash.tile(E)}, (), 4)
+
+
 def measure(variant: Variant, target: str) -> dict[str, int]:
     """Compile a variant and read what the compiler reports."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    compiled = triton.compile(
-        ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options={"num_warps": variant.num_warps}
-    )
+    from tritoncaps.kernels.triton.dynamic_config import REGISTERS
+
+    options = {"num_warps": variant.num_warps}
+    if variant.module == "dynamic_views" and not target.startswith("gfx"):
+        options["maxnreg"] = REGISTERS
+    compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
     return {**usage, "shared": compiled.metadata.shared}
 

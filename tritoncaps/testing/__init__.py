@@ -13,9 +13,20 @@ shapes of :func:`tritoncaps.functional.em_routing`. This runs one through everyt
 A check is a function of a route and a :class:`Problem`; `verify` draws the problems with hypothesis: shapes, maps,
 options and memory layouts. Tensors are filled from a seed, so that a failing example can be made again. A kernel that
 promises the same bits whatever its batch adds `KERNEL_CHECKS`; `HARD_CASES` are the inputs that break naive routings.
+
+Dynamic routing has the same with `VECTOR_` before it, and `verify` takes `strategy=testing.vector_problems`.
 """
 
 from tritoncaps.testing.checks import EM_ROUTING_CHECKS, HARD_CASES, KERNEL_CHECKS, verify
+from tritoncaps.testing.dynamic import (
+    VECTOR_CHECKS,
+    VECTOR_HARD_CASES,
+    VECTOR_KERNEL_CHECKS,
+    VectorInputs,
+    VectorProblem,
+    vector_gradients,
+    vector_problems,
+)
 from tritoncaps.testing.errors import assert_as_good_as, assert_close
 from tritoncaps.testing.problems import Inputs, Problem, Route, gradients
 from tritoncaps.testing.strategies import em_routings, problems, routing_maps
@@ -24,14 +35,21 @@ __all__ = [
     "EM_ROUTING_CHECKS",
     "HARD_CASES",
     "KERNEL_CHECKS",
+    "VECTOR_CHECKS",
+    "VECTOR_HARD_CASES",
+    "VECTOR_KERNEL_CHECKS",
     "Inputs",
     "Problem",
     "Route",
+    "VectorInputs",
+    "VectorProblem",
     "assert_as_good_as",
     "assert_close",
     "em_routings",
     "gradients",
     "problems",
     "routing_maps",
+    "vector_gradients",
+    "vector_problems",
     "verify",
 ]

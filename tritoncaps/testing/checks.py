@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from tritoncaps import reference
@@ -19,10 +20,18 @@ from tritoncaps.testing.strategies import problems
 Check = Callable[[Route, Problem], None]
 
 
-def verify(check: Check, route: Route, examples: int = 25, max_types: int = 9, small: bool = False) -> None:
+def verify(
+    check: Callable[..., None],
+    route: Callable[..., object],
+    examples: int = 25,
+    max_types: int = 9,
+    small: bool = False,
+    strategy: Callable[..., SearchStrategy] = problems,
+) -> None:
     """Run ``check`` on ``route`` for as many problems, the same ones every time.
 
-    ``small`` problems have few edges, for kernels that run in an interpreter.
+    ``small`` problems have few edges, for kernels that run in an interpreter. ``strategy`` makes the problems: those of
+    EM routing by default, `vector_problems` for dynamic routing.
     """
 
     @settings(
@@ -32,8 +41,8 @@ def verify(check: Check, route: Route, examples: int = 25, max_types: int = 9, s
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(problem=problems(max_types, small))
-    def run(problem: Problem) -> None:
+    @given(problem=strategy(max_types, small))
+    def run(problem: object) -> None:
         check(route, problem)
 
     run()

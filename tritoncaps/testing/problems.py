@@ -59,23 +59,24 @@ class Problem:
             normal(self.out_caps),
         )
         poses, activations, *parameters = (x.to(dtype) for x in tensors)
-        laid_out = Inputs(self._lay_out(poses), self._lay_out(activations), *parameters)
+        laid_out = Inputs(lay_out(poses, self.layout), lay_out(activations, self.layout), *parameters)
         return Inputs(*(x.requires_grad_(requires_grad) for x in laid_out))
 
     def solve(self, route: Route, inputs: Inputs) -> Capsules:
         return route(*inputs, routing_map=self.routing_map, routing=self.routing)
 
-    def _lay_out(self, x: Tensor) -> Tensor:
-        """The same shape (and, but for "expanded", the same numbers) in another order in memory."""
-        if self.layout == "types last":
-            return x.movedim(1, -1).contiguous().movedim(-1, 1)
-        if self.layout == "sliced":
-            padded = x.new_full([2 * size + 1 for size in x.shape], float("nan"))
-            inner = padded[tuple(slice(1, 2 * size, 2) for size in x.shape)]
-            return inner.copy_(x)
-        if self.layout == "expanded":
-            return x[:1].expand(x.shape)
-        return x
+
+def lay_out(x: Tensor, layout: str) -> Tensor:
+    """The same shape (and, but for "expanded", the same numbers) in another order in memory."""
+    if layout == "types last":
+        return x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == "sliced":
+        padded = x.new_full([2 * size + 1 for size in x.shape], float("nan"))
+        inner = padded[tuple(slice(1, 2 * size, 2) for size in x.shape)]
+        return inner.copy_(x)
+    if layout == "expanded":
+        return x[:1].expand(x.shape)
+    return x
 
 
 def gradients(problem: Problem, route: Route, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

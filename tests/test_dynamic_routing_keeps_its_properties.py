@@ -1,0 +1,147 @@
+"""Every backend's dynamic routing and squash equal the reference and have all properties of `tritoncaps.testing`."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tritoncaps import DynamicRouting, RoutingMap, functional, reference, testing
+from tritoncaps.testing import VectorInputs, VectorProblem, assert_as_good_as, assert_close, vector_gradients
+
+# how many problems for each check, and the most types in them
+BACKENDS = {"reference": (8, 4), "cpu": (20, 11), "triton": (4, 3)}
+KERNELS = [name for name in BACKENDS if name != "reference"]
+MAPS = {
+    "conv": RoutingMap.conv((4, 5), 3, stride=2, padding=1),
+    "full": RoutingMap.full((2, 3), coordinates=False),
+    "one child, one parent": RoutingMap.full(()),
+    "graph": RoutingMap.from_edges([0, 1, 2, 2, 4], [0, 0, 1, 0, 1], num_children=5, num_parents=3),
+}
+# padding, a child without parents, shared weights and odd numbers of everything
+INTERPRETED = VectorProblem(
+    RoutingMap.from_edges([0, 1, 1], [0, 0, 1], 3, 2, weight_of=[0, 1]),
+    DynamicRouting(iterations=2),
+    images=2,
+    in_caps=2,
+    out_caps=3,
+    in_dim=3,
+    out_dim=5,
+)
+
+
+def route(backend):
+    return partial(functional.dynamic_routing, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("check", testing.VECTOR_CHECKS, ids=lambda check: check.__name__)
+def test_property(check, backend):
+    verify(check, backend)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("check", testing.VECTOR_KERNEL_CHECKS, ids=lambda check: check.__name__)
+def test_kernel_property(check, backend):
+    verify(check, backend)
+
+
+def verify(check, backend):
+    """On problems that hypothesis draws; in Triton's interpreter, all but the comparison with the reference on one."""
+    if backend == "triton" and check.__name__ != "equals_the_reference":
+        check(route(backend), INTERPRETED)
+    else:
+        testing.verify(
+            check, route(backend), *BACKENDS[backend], small=backend == "triton", strategy=testing.vector_problems
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("routing_map", MAPS.values(), ids=MAPS)
+@pytest.mark.parametrize("case", testing.VECTOR_HARD_CASES)
+def test_hard_case(case, routing_map, dtype, backend):
+    """Finite values and gradients, and those of the reference where rounding does not decide who wins a child."""
+    if backend == "triton" and (dtype, routing_map) != (torch.float32, MAPS["one child, one parent"]):
+        pytest.skip("one map is enough for the slow interpreter")
+    problem = VectorProblem(routing_map, case=case)
+    result = vector_gradients(problem, route(backend), dtype)
+    for name, value in result.items():
+        assert value.isfinite().all(), f"{name} is not finite"
+    if "1e" not in case:
+        exact = vector_gradients(problem, reference.dynamic_routing)
+        plain = vector_gradients(problem, reference.dynamic_routing, dtype)
+        for name, value in result.items():
+            assert_as_good_as(name, value, plain[name], exact[name], floor=1e-5)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_for_storage_only(dtype, backend):
+    """Inputs and outputs are rounded; what happens between is float32."""
+    problem = INTERPRETED.but(images=1)
+    rounded = VectorInputs(*(x.float() for x in problem.inputs(dtype)))
+    expected = problem.solve(reference.dynamic_routing, rounded)
+    result = problem.solve(route(backend), problem.inputs(dtype))
+    assert result.dtype == dtype
+    torch.testing.assert_close(result, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
+def test_none_of_the_above_takes_its_share():
+    """With a rival of the same logit, one parent gets half of its only child: squash(1/2) instead of squash(1)."""
+    poses, weight = torch.ones(1, 1, 1).double(), torch.ones(1, 1, 1, 1, 1).double()
+    for backend in ("reference", "cpu"):
+        alone, rivalled = (
+            functional.dynamic_routing(
+                poses,
+                weight,
+                RoutingMap.full(()),
+                DynamicRouting(1, none_of_the_above=rival),
+                backend=backend,
+            )
+            for rival in (False, True)
+        )
+        assert alone.item() == pytest.approx(1 / 2)
+        assert rivalled.item() == pytest.approx(0.25 / 1.25)
+
+
+def test_state_is_kept_per_parent_and_not_per_pair():
+    """What autograd keeps beyond inputs and outputs has no factor of children times parents."""
+    kept = {}
+    problem = VectorProblem(RoutingMap.full(()), images=4, in_caps=300, out_caps=10, in_dim=8, out_dim=16)
+    inputs = problem.inputs(torch.float32, requires_grad=True)
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        parents = problem.solve(functional.dynamic_routing, inputs)
+    for x in (*inputs, parents):
+        kept.pop(x.untyped_storage().data_ptr(), None)
+    tables = sum(t.nbytes for t in problem.routing_map.tables())
+    assert sum(kept.values()) - tables <= 3 * parents.nbytes  # a sum for each of three iterations
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_squash_equals_the_reference(backend, dim):
+    vectors = torch.randn(5, 3, 7, dtype=torch.float64)
+    vectors.select(dim, 0).zero_()
+    vectors[2] = 0
+    cotangent = torch.randn(5, 3, 7, dtype=torch.float64)
+    results = []
+    for function in (reference.squash, partial(functional.squash, backend=backend)):
+        given = vectors.clone().requires_grad_()
+        result = function(given, dim=dim)
+        results.append((result, *torch.autograd.grad(result, given, cotangent)))
+    for name, value, expected in zip(("squashed", "gradient"), results[1], results[0], strict=True):
+        assert_close(name, value, expected, 1e-14)
+
+
+@pytest.mark.parametrize("backend", ["reference", *KERNELS])
+def test_squash_is_flat_at_zero(backend):
+    zero = torch.zeros(2, 4, requires_grad=True)
+    squashed = functional.squash(zero, backend=backend)
+    assert not squashed.any()
+    squashed.sum().backward()
+    assert not zero.grad.any()
