@@ -25,7 +25,8 @@ from tritoncaps.training.pictures import report
 from tritoncaps.training.saved import load_network, task_by_name
 from tritoncaps.training.task import build_network, load_test
 
-EVALUATIONS = 6
+EVALUATIONS = 5
+LEAST_IMAGES = 8000  # on a slow machine, it takes longer
 SAMPLES = 48
 PIPELINE = DATASETS["toynorb"].pipeline
 
@@ -52,9 +53,10 @@ def main(seconds: float = 120.0, folder: Path = Path("demo")) -> float:
         f"ToyNORB: {len(toys):,} stereo pairs of {', '.join(toys.classes)}; tests are on toys that are not among them"
     )
 
-    ours, reference = images_per_second(toys, None), images_per_second(toys, "reference")
+    ours, reference = images_per_second(toys, None, steps=5), images_per_second(toys, "reference", steps=1)
     print(f"training speed: {ours:.0f} images/s; the reference, which stores votes: {reference:.0f} images/s")
-    result = train_capsules(steps=max(round(seconds * ours / CONFIG.batch_size), EVALUATIONS), folder=folder / "run")
+    images = max(round(seconds * ours), LEAST_IMAGES)
+    result = train_capsules(images // CONFIG.batch_size, folder / "run")
     linear = linear_accuracy(toys, tests)
     seen = result.step * CONFIG.batch_size
     title = (
@@ -68,7 +70,7 @@ def main(seconds: float = 120.0, folder: Path = Path("demo")) -> float:
     return result.accuracy
 
 
-def images_per_second(toys: ImageSet, backend: str | None, steps: int = 4) -> float:
+def images_per_second(toys: ImageSet, backend: str | None, steps: int) -> float:
     """Of training steps: the median of a few, after one that compiles kernels."""
     torch.manual_seed(0)
     network = build_network(CONFIG, task_by_name(CONFIG))
@@ -85,7 +87,9 @@ def images_per_second(toys: ImageSet, backend: str | None, steps: int = 4) -> fl
 
 
 def train_capsules(steps: int, folder: Path) -> Result:
-    print(f"MatrixCapsNet.small, {CONFIG.iterations} iterations of EM routing, learns from {steps * 32:,} images:")
+    print(
+        f"MatrixCapsNet.small, {CONFIG.iterations} iterations of EM routing, learns from {steps * CONFIG.batch_size:,} images:"
+    )
     shutil.rmtree(folder, ignore_errors=True)
     return train(replace(CONFIG, steps=steps, evaluate_every=max(steps // EVALUATIONS, 1), out=str(folder)))
 

@@ -83,14 +83,16 @@ def report(
     lines: dict[str, float],
     confusion: np.ndarray,
 ) -> None:
-    """Samples with predictions, the learning curve beside ``lines`` to compare with, and the confusion of classes.
+    """Samples with predictions (in red with what they are), the learning curve beside ``lines`` to compare with, and
+    the confusion of classes.
 
     ``data`` and ``predictions`` are the samples; ``curve`` is images seen and accuracy.
     """
     plt = pyplot()
     figure = plt.figure(figsize=(13, 7.2))
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    grid = figure.add_gridspec(1, 2, width_ratios=(1.25, 1), left=0.01, right=0.98, top=0.92, bottom=0.08, wspace=0.12)
+    grid = figure.add_gridspec(1, 2, width_ratios=(1.25, 1), left=0.01, right=0.98, top=0.92, bottom=0.08, wspace=0.2)
+    figure.text(0.01, 0.02, "green: what it is; red: what it is taken for (what it is)", fontsize=8)
     _samples(figure, grid[0], data, predictions)
     right = grid[1].subgridspec(2, 1, hspace=0.32)
     _curve(figure.add_subplot(right[0]), curve, lines)
@@ -108,7 +110,7 @@ def _samples(figure: Any, place: Any, data: ImageSet, predictions: np.ndarray) -
             continue
         _draw(axis, data.images[i])
         true, predicted = data.classes[int(data.labels[i])], data.classes[int(predictions[i])]
-        colour, text = (RIGHT, predicted) if true == predicted else (WRONG, f"{predicted}, not {true}")
+        colour, text = (RIGHT, predicted) if true == predicted else (WRONG, f"{predicted} ({true})")
         axis.set_title(text, fontsize=6.5, pad=2, color=colour)
 
 

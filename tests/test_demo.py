@@ -1,0 +1,22 @@
+"""`make demo` from end to end, on noise and for seconds."""
+
+import numpy as np
+from PIL import Image
+
+from tritoncaps import demo
+from tritoncaps.data import toynorb
+
+
+def test_demo(tmp_path, monkeypatch, capsys):
+    noise = np.random.default_rng(0).integers(0, 256, (24_300, 2, 48, 48), dtype=np.uint8)
+    monkeypatch.setattr(toynorb, "_cached", lambda path: noise)
+    monkeypatch.setattr(demo, "LEAST_IMAGES", 40)
+    monkeypatch.setattr(demo, "CONFIG", demo.replace(demo.CONFIG, test_limit=60, batch_size=8))
+    monkeypatch.setattr(demo, "linear_accuracy", lambda toys, tests: 0.5)
+    accuracy = demo.main(0, tmp_path)
+    out = capsys.readouterr().out
+    assert f"{accuracy:.1%} of 60 images of new toys are right" in out
+    assert "the reference, which stores votes" in out
+    assert "a linear classifier of the pixels: 50.0%; chance: 20%" in out
+    with Image.open(tmp_path / "report.png") as picture:
+        assert picture.size == (1300, 720)
