@@ -7,14 +7,17 @@ from tritoncaps import (
     Capsules,
     ClassCaps,
     ConvCaps2d,
+    ConvVectorCaps2d,
     DynamicRouting,
     EMRouting,
     PrimaryCaps,
     RoutingMap,
+    VectorCaps,
+    VectorPrimaryCaps,
     functional,
     use_backend,
 )
-from tritoncaps.models import MatrixCapsNet
+from tritoncaps.models import CapsNet, Decoder, MatrixCapsNet
 
 
 def capsules(types=3, space=(5, 5), **kwargs):
@@ -22,6 +25,8 @@ def capsules(types=3, space=(5, 5), **kwargs):
 
 
 LAYER = ConvCaps2d(3, 4, 3)
+DECODER = Decoder(5, 4, 1, 6)
+VECTORS = Capsules(torch.randn(2, 5, 4), torch.rand(2, 5))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +109,54 @@ LAYER = ConvCaps2d(3, 4, 3)
             lambda: functional.dynamic_routing(torch.ones(2, 3, 8), torch.ones(1, 3, 4, 7, 5), RoutingMap.full(())),
             r"weight must have shape \[1, 3, C, 8, E\]",
         ),
+        (
+            lambda: functional.dynamic_routing(
+                torch.ones(2, 3, 8), torch.ones(1, 3, 4, 8, 5), RoutingMap.full(()), priors=torch.ones(3, 4)
+            ),
+            r"priors must have shape \[1, 3, 4\], but it has \[3, 4\]",
+        ),
+        (
+            lambda: functional.dynamic_routing(
+                torch.ones(2, 3, 8), torch.ones(1, 3, 4, 8, 5).double(), RoutingMap.full(())
+            ),
+            "weight must have the dtype of poses, torch.float32, but it has torch.float64",
+        ),
+        (
+            lambda: functional.dynamic_routing(
+                torch.ones(2, 3, 8), torch.ones(1, 3, 4, 8, 5), RoutingMap.full(()), EMRouting()
+            ),
+            "routing must be an instance of DynamicRouting",
+        ),
+        (lambda: functional.squash([1.0]), "vectors must be a tensor, but it is a list"),
+        (lambda: DynamicRouting(iterations=True), "iterations must be a whole number of at least 1, but it is True"),
+        (lambda: DynamicRouting(gradient="none"), "gradient must be one of 'all', 'last'"),
+        (
+            lambda: VectorCaps(12, 4, 5, 6)(torch.randn(2, 3, 3, 4)),
+            r"poses must hold 12 capsules of 4 numbers for each image.*but they have shape \[2, 3, 3, 4\]",
+        ),
+        (lambda: VectorCaps(12, 4, 5, 6)(torch.randn(12, 4)), "poses must hold 12 capsules of 4 numbers"),
+        (lambda: VectorCaps(12, 4, 5, 6)("capsules"), "capsules must be Capsules or a tensor of poses, but VectorCaps"),
+        (lambda: VectorCaps(12, 4, 5, 6)(torch.randn(2, 12, 4).double()), "poses must have the dtype of the layer"),
+        (lambda: VectorCaps(12, 0, 5, 6), "in_dim must be a whole number of at least 1, but it is 0"),
+        (lambda: VectorCaps(12, 4, 5, 6, routing=EMRouting()), "routing must be an instance of DynamicRouting"),
+        (lambda: VectorCaps(12, 4, 5, 6, backend="gpu"), "backend must be one of 'reference', 'cpu', 'triton' or None"),
+        (
+            lambda: ConvVectorCaps2d(3, 4, 5, 6, 3)(torch.randn(2, 3, 5, 5, 7)),
+            r"poses must have shape \[N, 3, H, W, 4\], but it has \[2, 3, 5, 5, 7\]",
+        ),
+        (lambda: ConvVectorCaps2d(3, 4, 5, 6, 3)(torch.randn(2, 3, 2, 5, 4)), "kernel is larger than the input"),
+        (lambda: ConvVectorCaps2d(3, 4, 5, 6, 3, stride=0), "stride must be at least 1"),
+        (lambda: VectorPrimaryCaps(3, 4, 8)(torch.randn(2, 5, 8, 8)), r"features must have shape \[N, 3, H, W\]"),
+        (lambda: VectorPrimaryCaps(3, 4, 2.5), "dim must be a whole number of at least 1, but it is 2.5"),
+        (lambda: CapsNet(image_size=16), "image_size must be a whole number of at least 17, but it is 16"),
+        (
+            lambda: CapsNet(channels=2, primary_caps=1)(torch.randn(1, 1, 32, 32)),
+            r"images must have shape \[N, 1, 28, 28\], but it has \[1, 1, 32, 32\]",
+        ),
+        (lambda: DECODER(VECTORS, [1, 2]), "labels must be a tensor, but it is a list"),
+        (lambda: DECODER(VECTORS, torch.ones(2)), "labels must be whole numbers, but their dtype is torch.float32"),
+        (lambda: DECODER(VECTORS, torch.ones(3).long()), r"labels must have shape \[2\] or \[2, m\], but they have"),
+        (lambda: DECODER(VECTORS, count=6), "count must be at most 5, the classes, but it is 6"),
     ],
 )
 def test_sentence(call, sentence):
@@ -121,3 +174,8 @@ def test_triton_says_what_it_needs(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(RuntimeError, match="backend 'triton' needs a GPU, or TRITON_INTERPRET=1"):
         ConvCaps2d(3, 4, 3, backend="triton")(capsules())
+
+
+def test_a_model_without_decoder_says_so():
+    with pytest.raises(RuntimeError, match="this CapsNet has no decoder"):
+        CapsNet(channels=2, primary_caps=1, decoder=False).reconstruct(VECTORS)

@@ -9,7 +9,7 @@ from tritoncaps import DynamicRouting, RoutingMap, functional, reference, testin
 from tritoncaps.testing import VectorInputs, VectorProblem, assert_as_good_as, assert_close, vector_gradients
 
 # how many problems for each check, and the most types in them
-BACKENDS = {"reference": (8, 4), "cpu": (20, 11), "triton": (4, 3)}
+BACKENDS = {"reference": (8, 4), "cpu": (20, 11), "triton": (3, 3)}
 KERNELS = [name for name in BACKENDS if name != "reference"]
 MAPS = {
     "conv": RoutingMap.conv((4, 5), 3, stride=2, padding=1),
@@ -48,7 +48,12 @@ def test_kernel_property(check, backend):
 def verify(check, backend):
     """On problems that hypothesis draws; in Triton's interpreter, all but the comparison with the reference on one."""
     if backend == "triton" and check.__name__ != "equals_the_reference":
-        check(route(backend), INTERPRETED)
+        several_calls = check.__name__ in (
+            "passes_gradcheck",
+            "routes_every_image_alone",
+            "computes_only_what_is_asked",
+        )
+        check(route(backend), INTERPRETED.but(routing_map=RoutingMap.full(())) if several_calls else INTERPRETED)
     else:
         testing.verify(
             check, route(backend), *BACKENDS[backend], small=backend == "triton", strategy=testing.vector_problems

@@ -35,12 +35,10 @@ from tritoncaps.kernels.cpu.vector_votes import (
     add_agreements_2,
     add_pose_gradient_1,
     add_pose_gradient_1x1,
-    add_pose_gradient_1x2,
     add_pose_gradient_2,
     add_vote_gradient_1,
     add_vote_gradient_2,
     add_weight_gradient_1x1,
-    add_weight_gradient_1x2,
     add_weight_gradient_4x1,
     add_weight_gradient_4x2,
     add_weighted_1,
@@ -51,7 +49,6 @@ from tritoncaps.kernels.cpu.vector_votes import (
     softmax,
     softmax_gradient,
     votes_1x1,
-    votes_1x2,
     votes_4x1,
     votes_4x2,
 )
@@ -387,13 +384,9 @@ def _votes(e, b, c, block, votes):  # type: ignore[no-untyped-def]
                     at, w = at + (C - 1) * tile, w + (C - 1) * matrix
                     votes_4x1(votes, at, e.poses, u, e.weight, w, 1, D, pose, 0, 0, 0, 0)
         for n in range(count - count % 4, count):
-            u = child + n * D
-            for v in range(0, V - 1, 2):
-                at = out + v * square + n * lanes
-                votes_1x2(votes, at, e.poses, u, e.weight, weight + v * lanes, C, D, pose, tile, square, matrix, lanes)
-            if V % 2 == 1:
-                at, w = out + (V - 1) * square + n * lanes, weight + pose - lanes
-                votes_1x1(votes, at, e.poses, u, e.weight, w, C, D, pose, tile, 0, matrix, 0)
+            for v in range(V):
+                at, w = out + v * square + n * lanes, weight + v * lanes
+                votes_1x1(votes, at, e.poses, child + n * D, e.weight, w, C, D, pose, tile, 0, matrix, 0)
 
 
 @kernel
@@ -510,18 +503,17 @@ def _pose_gradient(e, b, c, block, dV, sums, du):  # type: ignore[no-untyped-def
         for edge in range(e.start[c], e.start[c + 1]):
             vote = (edge - e.start[c]) * C * tile + n * lanes
             weight = (e.weight_of[edge] * e.child_types + b) * C * matrix
-            for v in range(0, V, 2):
-                x, w = vote + v * square, weight + v * lanes
-                for d in range(0, D - lanes + 1, lanes):
-                    if v + 1 < V:
-                        add_pose_gradient_2(sums, d, dV, x, e.weight, w + d * pose, C, pose, tile, matrix)
-                    else:
-                        add_pose_gradient_1(sums, d, dV, x, e.weight, w + d * pose, C, pose, tile, matrix)
-                for d in range(D - D % lanes, D):
-                    if v + 1 < V:
-                        add_pose_gradient_1x2(sums, d, dV, x, e.weight, w + d * pose, C, pose, tile, matrix)
-                    else:
-                        add_pose_gradient_1x1(sums, d, dV, x, e.weight, w + d * pose, C, pose, tile, matrix)
+            for d in range(0, D - lanes + 1, lanes):
+                for v in range(0, V - 1, 2):
+                    x, w = vote + v * square, weight + d * pose + v * lanes
+                    add_pose_gradient_2(sums, d, dV, x, e.weight, w, C, pose, tile, matrix)
+                if V % 2 == 1:
+                    x, w = vote + (V - 1) * square, weight + (d + 1) * pose - lanes
+                    add_pose_gradient_1(sums, d, dV, x, e.weight, w, C, pose, tile, matrix)
+            for d in range(D - D % lanes, D):
+                for v in range(V):
+                    x, w = vote + v * square, weight + d * pose + v * lanes
+                    add_pose_gradient_1x1(sums, d, dV, x, e.weight, w, C, pose, tile, matrix)
         out = (((block * lanes + n) * e.child_types + b) * e.children + c) * D
         for d in range(D):
             du[out + d] = sums[d]
@@ -553,15 +545,9 @@ def _add_weight_gradient(e, b, c, block, dV, dW, part):  # type: ignore[no-untyp
                     at, x = at + (C - 1) * matrix, x + (C - 1) * tile
                     add_weight_gradient_4x1(dW, at, e.poses, u, dV, x, 1, count, D, pose, 0, 0, 0, 0)
         for d in range(D - D % 4, D):
-            out, u = weight + d * pose, child + d
-            for v in range(0, V - 1, 2):
-                add_weight_gradient_1x2(
-                    dW, out + v * lanes, e.poses, u, dV, vote + v * square,
-                    C, count, D, pose, tile, square, matrix, lanes,
-                )  # fmt: skip
-            if V % 2 == 1:
-                at, x = out + pose - lanes, vote + (V - 1) * square
-                add_weight_gradient_1x1(dW, at, e.poses, u, dV, x, C, count, D, pose, tile, 0, matrix, 0)
+            for v in range(V):
+                at, x = weight + d * pose + v * lanes, vote + v * square
+                add_weight_gradient_1x1(dW, at, e.poses, child + d, dV, x, C, count, D, pose, tile, 0, matrix, 0)
 
 
 @kernel

@@ -57,7 +57,6 @@ def _votes(
     poses [images, D]; in a matrix, a row is `pose` long. Tiles and matrices have a step from type to type, and one from
     column to column.
     """
-    lanes = votes.form.lanes
 
     def of_type(j: Number) -> None:
         _multiply(
@@ -70,7 +69,6 @@ def _votes(
             D,
         )
 
-    assert images <= lanes
     for_each(votes, count, of_type)
 
 
@@ -234,14 +232,12 @@ def _add_vote_gradient(
     for_each(out, count, of_type)
 
 
-votes_4x2, votes_4x1, votes_1x2, votes_1x1 = (
-    looping_microkernel(_votes, images, columns) for images in (4, 1) for columns in (2, 1)
+votes_4x2, votes_4x1, votes_1x1 = (looping_microkernel(_votes, *sizes) for sizes in ((4, 2), (4, 1), (1, 1)))
+add_weight_gradient_4x2, add_weight_gradient_4x1, add_weight_gradient_1x1 = (
+    looping_microkernel(_add_weight_gradient, *sizes) for sizes in ((4, 2), (4, 1), (1, 1))
 )
-add_weight_gradient_4x2, add_weight_gradient_4x1, add_weight_gradient_1x2, add_weight_gradient_1x1 = (
-    looping_microkernel(_add_weight_gradient, entries, columns) for entries in (4, 1) for columns in (2, 1)
-)
-add_pose_gradient_2, add_pose_gradient_1, add_pose_gradient_1x2, add_pose_gradient_1x1 = (
-    looping_microkernel(_add_pose_gradient, entries, columns) for entries in (0, 1) for columns in (2, 1)
+add_pose_gradient_2, add_pose_gradient_1, add_pose_gradient_1x1 = (
+    looping_microkernel(_add_pose_gradient, *sizes) for sizes in ((0, 2), (0, 1), (1, 1))
 )
 set_logits = looping_microkernel(_set_logits)
 add_agreements_2, add_agreements_1 = (looping_microkernel(_add_agreements, columns) for columns in (2, 1))
