@@ -8,7 +8,8 @@ from tritoncaps.data import toynorb
 
 
 def test_demo(tmp_path, monkeypatch, capsys):
-    noise = np.random.default_rng(0).integers(0, 256, (24_300, 2, 48, 48), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (2700, 2, 48, 48), dtype=np.uint8)
+    monkeypatch.setattr(toynorb, "ELEVATIONS", 1)
     monkeypatch.setattr(toynorb, "_cached", lambda path: noise)
     monkeypatch.setattr(demo, "LEAST_IMAGES", 40)
     monkeypatch.setattr(demo, "CONFIG", demo.replace(demo.CONFIG, test_limit=60, batch_size=8))

@@ -87,9 +87,8 @@ def images_per_second(toys: ImageSet, backend: str | None, steps: int) -> float:
 
 
 def train_capsules(steps: int, folder: Path) -> Result:
-    print(
-        f"MatrixCapsNet.small, {CONFIG.iterations} iterations of EM routing, learns from {steps * CONFIG.batch_size:,} images:"
-    )
+    images = steps * CONFIG.batch_size
+    print(f"MatrixCapsNet.small, {CONFIG.iterations} iterations of EM routing, learns from {images:,} images:")
     shutil.rmtree(folder, ignore_errors=True)
     return train(replace(CONFIG, steps=steps, evaluate_every=max(steps // EVALUATIONS, 1), out=str(folder)))
 
