@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple
 
 
 class Capsules(NamedTuple):
@@ -33,3 +34,8 @@ class Gaussians(NamedTuple):
     def activations(self) -> Tensor:
         """a_j = sigmoid(logit_j)."""
         return torch.sigmoid(self.logits)
+
+
+# so that torch.export can save programs that take or give them
+_register_namedtuple(Capsules, serialized_type_name="tritoncaps.Capsules")
+_register_namedtuple(Gaussians, serialized_type_name="tritoncaps.Gaussians")

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritoncaps import reference
 from tritoncaps.kernels.dynamic_routing import Options
-from tritoncaps.operators import fake, operator
-from tritoncaps.ops import _quietly as quietly
+from tritoncaps.operators import differentiable_again, fake, operator
+from tritoncaps.ops import quietly
 from tritoncaps.reference import widen
-from tritoncaps.routing_map import Tables
+from tritoncaps.routing import DynamicRouting
+from tritoncaps.routing_map import RoutingMap, Tables
 
 
 def _kernels(backend: str, file: str = "dynamic_routing") -> Any:
@@ -106,6 +108,8 @@ def _(
 class DynamicRoutingFunction(torch.autograd.Function):
     """(parents [N, P, C, E], sums) of the forward operator's arguments; before `backend` comes how gradients flow."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor]:
         *given, _, backend = args
@@ -123,9 +127,40 @@ class DynamicRoutingFunction(torch.autograd.Function):
         tables = list(ctx.saved_tensors[4:])
         *options, backend = ctx.options
         needs = ctx.needs_input_grad[:3]
-        given = dynamic_routing_backward(grads[0], *inputs, sums, tables, *options, *needs, backend)
+        arguments = (grads[0], *inputs, sums, tables, *options, *needs, backend)
+        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        given = _DifferentiableBackward.apply(*arguments) if twice else dynamic_routing_backward(*arguments)
         wanted = tuple(g if need else None for g, need in zip(given, needs, strict=True))
         return wanted + (None,) * (len(ctx.needs_input_grad) - 3)
+
+
+def _reference_backward(
+    grad: Tensor,
+    poses: Tensor,
+    weight: Tensor,
+    priors: Tensor | None,
+    sums: Tensor,
+    tables: Sequence[Tensor],
+    iterations: int,
+    competition: str,
+    none_of_the_above: bool,
+    gradient: str,
+    *unused: Any,
+) -> tuple[Tensor, ...]:
+    """What the backward operator computes, by the reference."""
+    parents, locations = Tables(*tables).children.shape[0], poses.shape[2]
+    routing_map = RoutingMap.from_tables(*tables[:3], (locations,), (parents,))
+    routing = DynamicRouting(iterations, competition, none_of_the_above, gradient)
+
+    def route(poses: Tensor, weight: Tensor, priors: Tensor) -> Tensor:
+        return reference.dynamic_routing(poses, weight, routing_map, routing, priors).transpose(1, 2)
+
+    first = weight.new_zeros(weight.shape[:3]) if priors is None else priors
+    _, pull_back = torch.func.vjp(route, poses, weight, first)
+    return pull_back(grad)
+
+
+_DifferentiableBackward = differentiable_again(dynamic_routing_backward, _reference_backward)
 
 
 @operator
@@ -155,6 +190,8 @@ def _(grad, vectors, backend):
 class SquashFunction(torch.autograd.Function):
     """squash(vectors, backend)."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(vectors: Tensor, backend: str) -> Tensor:
         return squash_forward(vectors, backend)
@@ -167,7 +204,16 @@ class SquashFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (vectors,) = ctx.saved_tensors
-        return squash_backward(grad, vectors, ctx.backend), None
+        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        backward = _DifferentiableSquashBackward.apply if twice else squash_backward
+        return backward(grad, vectors, ctx.backend), None
+
+
+def _reference_squash_backward(grad: Tensor, vectors: Tensor, backend: str) -> tuple[Tensor, ...]:
+    return torch.func.vjp(reference.squash, vectors)[1](grad)
+
+
+_DifferentiableSquashBackward = differentiable_again(squash_backward, _reference_squash_backward)
 
 
 def _wide(poses: Tensor, weight: Tensor, priors: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from tritoncaps import backends, reference
+from tritoncaps import backends, dynamic_ops, ops, reference, vote_ops
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.checks import (
     check_alike,
@@ -88,8 +88,6 @@ def _fused_em_routing(
     routing: EMRouting,
     backend: str,
 ) -> Capsules:
-    from tritoncaps import ops
-
     images, in_caps, out_caps = *poses.shape[:2], len(beta_a)
     tensors = (
         poses.reshape(images, in_caps, routing_map.num_children, 4, 4),
@@ -129,8 +127,6 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: 
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", 4, 4])
     if backends.choose(backend, poses.device) != "triton":
         return reference.pose_votes(poses, weight, routing_map)
-    from tritoncaps import vote_ops
-
     children = poses.reshape(*poses.shape[:2], routing_map.num_children, 16).movedim(1, -1)
     votes = vote_ops.PoseVotes.apply(children, weight, list(routing_map.tables(poses.device)))
     return votes.transpose(4, 5).unflatten(5, (4, 4))
@@ -143,8 +139,6 @@ def coordinate_addition(votes: Tensor, routing_map: RoutingMap, backend: str | N
     check_shape("votes", votes, ["N", routing_map.num_parents, routing_map.num_slots, "B", "C", 4, 4])
     if backends.choose(backend, votes.device) != "triton":
         return reference.coordinate_addition(votes, routing_map)
-    from tritoncaps import vote_ops
-
     added = vote_ops.CoordinateAddition.apply(_kernel_votes(votes), list(routing_map.tables(votes.device)))
     return added.transpose(4, 5).unflatten(5, (4, 4))
 
@@ -196,8 +190,6 @@ def m_step(
             variance_floor=variance_floor,
             mean_data=mean_data,
         )
-    from tritoncaps import vote_ops
-
     mean, variance, logits, _ = vote_ops.MStep.apply(
         _kernel_votes(votes),
         assignments,
@@ -237,8 +229,6 @@ def e_step(
         raise ValueError(f"competition must be 'global' or 'local', but it is {competition!r}")
     if backends.choose(backend, votes.device) != "triton":
         return reference.e_step(votes, gaussians, routing_map, competition=competition)
-    from tritoncaps import vote_ops
-
     flat = (votes.shape[0], votes.shape[4], routing_map.num_parents)
     mean, variance = (x.reshape(*flat, -1).permute(0, 2, 3, 1) for x in gaussians[:2])
     logits = gaussians.logits.reshape(flat).movedim(1, 2)
@@ -264,8 +254,7 @@ def squash(vectors: Tensor, dim: int = -1, backend: str | None = None) -> Tensor
     chosen = backends.choose(backend, vectors.device)
     if chosen == "reference":
         return reference.squash(vectors, dim)
-    from tritoncaps import dynamic_ops
-
+    check_reverse_mode("squash", vectors)
     return dynamic_ops.SquashFunction.apply(vectors.movedim(dim, -1), chosen).movedim(-1, dim)
 
 
@@ -311,12 +300,11 @@ def _fused_dynamic_routing(
     routing: DynamicRouting,
     backend: str,
 ) -> Tensor:
-    from tritoncaps import dynamic_ops
-
     images, in_caps, dim = *poses.shape[:2], poses.shape[-1]
     tensors = (poses.reshape(images, in_caps, routing_map.num_children, dim), weight, priors)
     tables = list(routing_map.tables(poses.device))
     options = (routing.iterations, routing.competition, routing.none_of_the_above)
+    check_reverse_mode("dynamic_routing", *(x for x in tensors if x is not None))
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         parents, _ = dynamic_ops.DynamicRoutingFunction.apply(*tensors, tables, *options, routing.gradient, backend)
     else:

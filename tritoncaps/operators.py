@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def operator(function: Callable[..., Any]) -> Any:
@@ -26,13 +28,54 @@ def fake(overload: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return torch.library.register_fake(overload._schema.name)
 
 
+def differentiable_again(backward: Any, reference: Callable[..., tuple[Tensor, ...]]) -> Any:
+    """An autograd Function of a backward operator, whose own gradient is that of ``reference``.
+
+    That takes the operator's arguments and returns its gradients, but never an empty one for what is not needed.
+    """
+
+    class Again(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return backward(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            leaves, ctx.structure = tree_flatten(inputs)
+            ctx.save_for_backward(*[x for x in leaves if isinstance(x, Tensor)])
+            ctx.leaves = [_SAVED if isinstance(x, Tensor) else x for x in leaves]
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            saved = iter(ctx.saved_tensors)
+            inputs = tree_unflatten([next(saved) if x is _SAVED else x for x in ctx.leaves], ctx.structure)
+            places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+
+            def first(*tensors: Tensor) -> tuple[Tensor, ...]:
+                given = dict(zip(places, tensors, strict=True))
+                return reference(*(given.get(i, x) for i, x in enumerate(inputs)))
+
+            values, pull_back = torch.func.vjp(first, *(inputs[i] for i in places))
+            needed = zip(grads, values, strict=True)
+            found = pull_back(tuple(g if g.shape == x.shape else torch.zeros_like(x) for g, x in needed))
+            second = dict(zip(places, found, strict=True))
+            return tuple(second.get(i) for i in range(len(inputs)))
+
+    return Again
+
+
+_SAVED = object()  # stands for a tensor among other arguments
+
+
 def _one_by_one(overload: Any) -> Callable[..., Any]:
     """The rule of `torch.func.vmap`: call the operator for each member of the batch, and stack what it returns."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         members = range(info.batch_size)
         outputs = [overload(*(_member(x, dim, i) for x, dim in zip(args, in_dims, strict=True))) for i in members]
-        if isinstance(outputs[0], torch.Tensor):
+        if isinstance(outputs[0], Tensor):
             return torch.stack(outputs), 0
         return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True)), (0,) * len(outputs[0])
 

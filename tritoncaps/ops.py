@@ -18,14 +18,14 @@ from torch import Tensor
 from tritoncaps import reference
 from tritoncaps.backends import kernels
 from tritoncaps.kernels import em_routing
-from tritoncaps.operators import fake, operator
+from tritoncaps.operators import differentiable_again, fake, operator
 from tritoncaps.reference import widen
-from tritoncaps.routing_map import Tables
+from tritoncaps.routing_map import RoutingMap, Tables
 
 POSE = 16  # entries of a 4x4 pose
 
 
-def _quietly(operator: Callable[..., Any]) -> Callable[..., Any]:
+def quietly(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Keep torch's threads out of the way of the backend's, if it asks for that; `backend` is the last argument."""
 
     @wraps(operator)
@@ -37,7 +37,7 @@ def _quietly(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @operator
-@_quietly
+@quietly
 def em_routing_forward(
     poses: Tensor,
     activations: Tensor,
@@ -90,7 +90,7 @@ def _(
 
 
 @operator
-@_quietly
+@quietly
 def em_routing_backward(
     grad_poses: Tensor,
     grad_activations: Tensor,
@@ -199,50 +199,43 @@ class EMRoutingFunction(torch.autograd.Function):
         arguments = (*grads[:2], *tensors, ctx.saved_tensors[7:], statistics, log_sums, *ctx.options[:-1])
         arguments += (needs[0] or needs[1], needs[2], ctx.options[-1])
         twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        grad = EMRoutingGradientFunction.apply(*arguments) if twice else em_routing_backward(*arguments)
+        grad = _DifferentiableBackward.apply(*arguments) if twice else em_routing_backward(*arguments)
         wanted = tuple(g if need else None for g, need in zip(grad, needs, strict=False))
         return wanted + (None,) * (len(needs) - len(wanted))
 
 
-class EMRoutingGradientFunction(torch.autograd.Function):
-    """The backward operator; its own gradient, for those who differentiate twice, is that of the reference."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, ...]:
-        return em_routing_backward(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        tensors, tables, _, _, *ctx.options = inputs[:7], *inputs[7:]
-        ctx.save_for_backward(*tensors, *tables)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, tables = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-        second = _second_derivative(grads, tensors, tables, *ctx.options)
-        return *second, *(None,) * (len(ctx.needs_input_grad) - len(second))
-
-
-def _second_derivative(
-    grads: Sequence[Tensor],
-    tensors: Sequence[Tensor],
+def _reference_backward(
+    grad_poses: Tensor,
+    grad_activations: Tensor,
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
     tables: Sequence[Tensor],
+    statistics: Tensor,
+    log_sums: Tensor,
     lambdas: Sequence[float],
     variance_floor: float,
     mean_data: float,
     competition: str,
     gradient: str,
-    needs_children: bool,
-    needs_weight: bool,
-    backend: str,
-) -> tuple[Tensor | None, ...]:
-    """Of the backward operator's seven tensors, through the reference."""
+    *unused: Any,
+) -> tuple[Tensor, ...]:
+    """What the backward operator computes, by the reference."""
+    parents, locations = Tables(*tables).children.shape[0], activations.shape[2]
+    routing_map = RoutingMap.from_tables(*tables[:3], (locations,), (parents,))
     routing = reference.Options(lambdas, variance_floor, mean_data != 1.0, competition, gradient)
-    first, pull_back = torch.func.vjp(lambda *x: reference.gradients(*x, Tables(*tables), routing), *tensors)
-    # what was not needed came back empty
-    return pull_back(tuple(g if g.shape == x.shape else torch.zeros_like(x) for g, x in zip(grads, first, strict=True)))
+
+    def route(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        capsules = reference.em_routing(*inputs, routing_map, routing)
+        return rearrange(capsules.poses, "n c p i j -> n p (i j) c"), rearrange(capsules.activations, "n c p -> n p c")
+
+    _, pull_back = torch.func.vjp(route, poses, activations, weight, beta_u, beta_a)
+    return pull_back((grad_poses, grad_activations))
+
+
+_DifferentiableBackward = differentiable_again(em_routing_backward, _reference_backward)
 
 
 def _edges(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.routing import DynamicRouting, EMRouting
-from tritoncaps.routing_map import RoutingMap, Tables
+from tritoncaps.routing_map import RoutingMap
 
 
 def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
@@ -171,33 +171,6 @@ class Options(NamedTuple):
     mean_data: bool
     competition: str
     gradient: str
-
-
-def gradients(
-    grad_poses: Tensor,
-    grad_activations: Tensor,
-    poses: Tensor,
-    activations: Tensor,
-    weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    tables: Tables,
-    routing: Options,
-) -> tuple[Tensor, ...]:
-    """The gradients of em_routing's five tensors, which can be differentiated again.
-
-    Locations are flat: grad_poses [N, P, 16, C], grad_activations [N, P, C], poses [N, B, L, 4, 4], activations
-    [N, B, L], weight [K, B, C, 4, 4], betas [C].
-    """
-    num_parents, num_children = tables.children.shape[0], activations.shape[2]
-    routing_map = RoutingMap.from_tables(*tables[:3], (num_children,), (num_parents,))
-
-    def route(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        parents = em_routing(*inputs, routing_map, routing)
-        return rearrange(parents.poses, "n c p i j -> n p (i j) c"), rearrange(parents.activations, "n c p -> n p c")
-
-    _, pull_back = torch.func.vjp(route, poses, activations, weight, beta_u, beta_a)
-    return pull_back((grad_poses, grad_activations))
 
 
 def squash(vectors: Tensor, dim: int = -1) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tritoncaps.tracing import constant
+from tritoncaps.tracing import constant, plain
 
 Size = tuple[int, ...]
 
@@ -69,7 +69,7 @@ class RoutingMap:
 
         ``kernel``, ``stride``, ``padding`` and ``dilation`` are numbers or one number per axis.
         """
-        size = tuple(int(n) for n in size)
+        size = tuple(plain(n) for n in size)
         dims = len(size)
         _require(dims >= 1, "size must have at least one axis, but it is empty")
         _require(min(size) >= 1, f"size must be at least 1 along every axis, but it is {size}")
@@ -96,7 +96,7 @@ class RoutingMap:
         With ``coordinates``, slot s adds its scaled position, (index + 1/2) / size along each axis, to the first
         entries of the right-hand column of its votes, so that sharing weights does not forget where a child is.
         """
-        size = tuple(int(n) for n in size)
+        size = tuple(plain(n) for n in size)
         _require(all(n >= 1 for n in size), f"size must be at least 1 along every axis, but it is {size}")
         _require(len(size) <= 4 or not coordinates, f"coordinates reach at most 4 axes, but size is {size}")
         return RoutingMap(("full", size, bool(coordinates)), size, (), math.prod(size), 1)

@@ -28,3 +28,8 @@ def constant(function: Function) -> Function:
     # what torch.compiler.assume_constant_result sets, without importing the compiler, which takes a second
     get._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return get  # type: ignore[return-value]
+
+
+def plain(n: int) -> int:
+    """The same number, also where torch would keep it symbolic: images of another size are another program."""
+    return len(range(n))

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from tritoncaps.operators import fake, operator
 from tritoncaps.reference import widen
 from tritoncaps.routing_map import Tables
 
@@ -22,19 +24,19 @@ def _kernels() -> Any:
     return triton
 
 
-@torch.library.custom_op("tritoncaps::pose_votes_forward", mutates_args=())
+@operator
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor]) -> Tensor:
     """poses [N, L, 16, B], weight [K, B, C, 4, 4] -> votes [N, P, S, B, 16, C]."""
     return _kernels().pose_votes_forward(poses.contiguous(), weight.contiguous(), Tables(*tables))
 
 
-@pose_votes_forward.register_fake
+@fake(pose_votes_forward)
 def _(poses, weight, tables):
     P, S = Tables(*tables).children.shape
     return poses.new_empty(poses.shape[0], P, S, poses.shape[3], poses.shape[2], weight.shape[2])
 
 
-@torch.library.custom_op("tritoncaps::pose_votes_backward", mutates_args=())
+@operator
 def pose_votes_backward(
     grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -42,13 +44,15 @@ def pose_votes_backward(
     return grads[0].to(poses.dtype), grads[1].to(weight.dtype)
 
 
-@pose_votes_backward.register_fake
+@fake(pose_votes_backward)
 def _(grad_votes, poses, weight, tables):
     return _like(poses), _like(weight)
 
 
 class PoseVotes(torch.autograd.Function):
     """votes of (poses, weight, tables)."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor]) -> Tensor:
@@ -60,24 +64,27 @@ class PoseVotes(torch.autograd.Function):
         ctx.save_for_backward(poses, weight, *tables)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_votes: Tensor) -> tuple[Tensor | None, ...]:
         poses, weight, *tables = ctx.saved_tensors
         return *pose_votes_backward(grad_votes, poses, weight, tables), None
 
 
-@torch.library.custom_op("tritoncaps::coordinate_addition", mutates_args=())
+@operator
 def coordinate_addition(votes: Tensor, tables: Sequence[Tensor]) -> Tensor:
     """votes [N, P, S, B, 16, C] with each slot's offset added to the right-hand column."""
     return _kernels().coordinate_addition_forward(votes.contiguous(), Tables(*tables))
 
 
-@coordinate_addition.register_fake
+@fake(coordinate_addition)
 def _(votes, tables):
     return _like(votes)
 
 
 class CoordinateAddition(torch.autograd.Function):
     """The offsets are constants: the gradient passes as it is."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(votes: Tensor, tables: Sequence[Tensor]) -> Tensor:
@@ -92,7 +99,7 @@ class CoordinateAddition(torch.autograd.Function):
         return grad_votes, None
 
 
-@torch.library.custom_op("tritoncaps::m_step_forward", mutates_args=())
+@operator
 def m_step_forward(
     votes: Tensor,
     assignments: Tensor,
@@ -122,7 +129,7 @@ def m_step_forward(
     return mean.clone(memory_format=torch.contiguous_format), variance, logit.clone(), statistics
 
 
-@m_step_forward.register_fake
+@fake(m_step_forward)
 def _(votes, assignments, activations, beta_u, beta_a, tables, inverse_temperature, variance_floor, mean_data):
     N, P, _, _, H, C = votes.shape
     wide = torch.promote_types(votes.dtype, torch.float32)
@@ -130,7 +137,7 @@ def _(votes, assignments, activations, beta_u, beta_a, tables, inverse_temperatu
     return mean, torch.empty_like(mean), logit, votes.new_empty(N, P, 2 * H + 4, C, dtype=wide)
 
 
-@torch.library.custom_op("tritoncaps::m_step_backward", mutates_args=())
+@operator
 def m_step_backward(
     grad_mean: Tensor,
     grad_variance: Tensor,
@@ -164,7 +171,7 @@ def m_step_backward(
     return tuple(grad.to(given.dtype).contiguous() for grad, given in zip(grads, inputs, strict=True))
 
 
-@m_step_backward.register_fake
+@fake(m_step_backward)
 def _(
     grad_mean,
     grad_variance,
@@ -185,6 +192,8 @@ def _(
 class MStep(torch.autograd.Function):
     """(mean, variance, logit, statistics) of the forward operator's arguments."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return m_step_forward(*args)
@@ -196,12 +205,13 @@ class MStep(torch.autograd.Function):
         ctx.save_for_backward(votes, assignments, activations, beta_u, output[3], *tables)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, tables = *ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
         return *m_step_backward(*grads[:3], *inputs, tables, *ctx.options), None, None, None, None
 
 
-@torch.library.custom_op("tritoncaps::e_step_forward", mutates_args=())
+@operator
 def e_step_forward(
     votes: Tensor, mean: Tensor, variance: Tensor, logit: Tensor, tables: Sequence[Tensor], competition: str
 ) -> Tensor:
@@ -210,13 +220,13 @@ def e_step_forward(
     return _kernels().e_step_forward(votes.contiguous(), *gaussians, Tables(*tables), competition)
 
 
-@e_step_forward.register_fake
+@fake(e_step_forward)
 def _(votes, mean, variance, logit, tables, competition):
     N, P, S, B, _, C = votes.shape
     return votes.new_empty(N, P, S, B, C)
 
 
-@torch.library.custom_op("tritoncaps::e_step_backward", mutates_args=())
+@operator
 def e_step_backward(
     grad_assignments: Tensor,
     votes: Tensor,
@@ -236,13 +246,15 @@ def e_step_backward(
     return tuple(grad.to(given.dtype).contiguous() for grad, given in zip(grads, inputs, strict=True))
 
 
-@e_step_backward.register_fake
+@fake(e_step_backward)
 def _(grad_assignments, votes, mean, variance, logit, assignments, tables, competition):
     return tuple(_like(x) for x in (votes, mean, variance, logit))
 
 
 class EStep(torch.autograd.Function):
     """assignments of the forward operator's arguments."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
@@ -254,6 +266,7 @@ class EStep(torch.autograd.Function):
         ctx.save_for_backward(votes, mean, variance, logit, output, *tables)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_assignments: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, assignments = ctx.saved_tensors[:5]
         tables = list(ctx.saved_tensors[5:])
