@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "reason": result.reason,
         "folder": str(result.folder),
         "step": result.step,
-        "accuracy": result.accuracy,
+        "accuracy": result.accuracy if result.evaluation else None,  # interrupted before the first evaluation
         "best_accuracy": result.best_accuracy,
         "seconds": round(result.seconds, 3),
         "images_per_second": round(result.images_per_second, 1),

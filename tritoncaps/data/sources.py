@@ -15,8 +15,10 @@ class Source(NamedTuple):
 
     @property
     def unpacked(self) -> str:
-        """Its name after gunzip, which loaders take as well."""
-        return self.name.removesuffix(".gz")
+        """What becomes of it when it is unpacked, which loaders take as well."""
+        if self.name == "cifar-10-python.tar.gz":
+            return "cifar-10-batches-py"
+        return self.name.removesuffix(".gz").removesuffix(".zip")
 
 
 def _sources(addresses: tuple[str, ...], *files: tuple[str, int, str]) -> tuple[Source, ...]:

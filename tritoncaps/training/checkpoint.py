@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tritoncaps.data.files import write_atomically
-from tritoncaps.training.config import Config
+from tritoncaps.training.config import Config, ConfigError
 
 FORMAT = "tritoncaps checkpoint 1"
 LAST, BEST = "last.pt", "best.pt"
@@ -40,4 +40,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is truncated, or not a checkpoint") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of tritoncaps")
-    return {**content, "config": Config(**content["config"])}
+    try:
+        return {**content, "config": Config(**content["config"])}
+    except (KeyError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"{path} is of another version of tritoncaps: {error}") from None
