@@ -74,7 +74,8 @@ class CapsNet(nn.Module):
     def cifar10(cls, **kwargs: Any) -> CapsNet:
         """The paper's network for 24x24 crops of CIFAR-10: 64 types of primary capsules, and a parent that is none of
         the above, for what the ten classes do not explain."""
-        return cls(3, 10, 24, **{"primary_caps": 64, "routing": DynamicRouting(none_of_the_above=True)} | kwargs)
+        paper: dict[str, Any] = {"primary_caps": 64, "routing": DynamicRouting(none_of_the_above=True)}
+        return cls(3, 10, 24, **paper | kwargs)
 
     @classmethod
     def small_norb(cls, **kwargs: Any) -> CapsNet:
@@ -85,7 +86,8 @@ class CapsNet(nn.Module):
     def svhn(cls, **kwargs: Any) -> CapsNet:
         """The paper's smaller network for 32x32 images of house numbers: 64 channels, 16 types of 6 numbers, 8 for
         each class."""
-        return cls(3, 10, 32, **{"channels": 64, "primary_caps": 16, "primary_dim": 6, "class_dim": 8} | kwargs)
+        paper: dict[str, Any] = {"channels": 64, "primary_caps": 16, "primary_dim": 6, "class_dim": 8}
+        return cls(3, 10, 32, **paper | kwargs)
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
