@@ -150,3 +150,33 @@ def test_squash_is_flat_at_zero(backend):
     assert not squashed.any()
     squashed.sum().backward()
     assert not zero.grad.any()
+
+
+def test_counted_traffic_is_that_of_the_launches(monkeypatch):
+    """The arrays that are given to the Triton launches of a step of CapsNet's class capsules, without running any."""
+    from tritoncaps.kernels.dynamic_routing import Options
+    from tritoncaps.kernels.triton import dynamic_routing
+    from tritoncaps.kernels.triton.dynamic_costs import routing_bytes
+
+    total = 0
+
+    def count(*arrays):
+        nonlocal total
+        total += sum(x.nbytes for x in arrays if x is not None)
+
+    def launch(kernel, programs, e, tile, **arguments):
+        votes = arguments["p_q"] is not None or "p_out" in arguments
+        arrays = [x for name, x in arguments.items() if name in ("p_q", "p_g", "p_log_sum", "p_mean", "p_out")]
+        count(*arrays, *((e.poses, e.weight) if votes else ()))
+
+    def squash(parts, before=None, sums=None, out=None, agreed=None):
+        count(parts, before, sums, out, agreed)
+
+    monkeypatch.setattr(dynamic_routing, "_launch", launch)
+    monkeypatch.setattr(dynamic_routing, "launch_squash", squash)
+    monkeypatch.setattr(dynamic_routing, "launch_squash_gradient", lambda *arrays: count(*arrays))
+    poses, weight = torch.empty(128, 1152, 1, 8, device="meta"), torch.empty(1, 1152, 10, 8, 16, device="meta")
+    tables, options = RoutingMap.full(()).tables(), Options(3, "global", False, "all")
+    sums, parents = dynamic_routing.forward(poses, weight, None, tables, options)
+    dynamic_routing.backward(parents, poses, weight, None, tables, sums, options, (True, True, False))
+    assert routing_bytes(128, 1, 1, 1, 1152, 10, 8, 16, 1, 1) == pytest.approx(total, rel=0.02)
