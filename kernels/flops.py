@@ -1,4 +1,4 @@
-"""The floating-point operations that EM routing needs for each vote, when votes are recomputed and never stored.
+"""The floating-point operations that routing needs for each vote, when votes are recomputed and never stored.
 
 A fused multiply-add counts two. What is per parent or per child, and not per vote, is not counted.
 """
@@ -29,6 +29,20 @@ def backward_flops(iterations: int) -> int:
     recomputed = QUADRATIC_FORM + EXP + G
     each = (VOTE + recomputed) + (VOTE + recomputed + MOMENTS)
     sweep = VOTE + G + UNIFORM_VOTE_GRADIENT + (iterations - 1) * (recomputed + VOTE_GRADIENT) + 2 * PRODUCT
+    return (iterations - 1) * each + sweep
+
+
+def dynamic_forward_flops(iterations: int, in_dim: int, out_dim: int) -> int:
+    """For each iteration, a vote and its part of the weighted sum; for all but the first, its agreement and softmax."""
+    each = 2 * in_dim * out_dim + 2 * out_dim
+    return iterations * each + (iterations - 1) * (2 * out_dim + EXP)
+
+
+def dynamic_backward_flops(iterations: int, in_dim: int, out_dim: int) -> int:
+    """For each iteration but the first, R, G and the part of dq; then one sweep of all for du and dW."""
+    recomputed = 4 * out_dim + EXP
+    each = 2 * in_dim * out_dim + recomputed + 2 * out_dim
+    sweep = 2 * in_dim * out_dim + 2 * out_dim + (iterations - 1) * (recomputed + 4 * out_dim) + 4 * in_dim * out_dim
     return (iterations - 1) * each + sweep
 
 

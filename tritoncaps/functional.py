@@ -7,6 +7,8 @@ and assignments, are [N, P, S, B, C, ...].
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -48,11 +50,15 @@ def em_routing(
     routing_map: RoutingMap,
     routing: EMRouting | None = None,
     backend: str | None = None,
-) -> Capsules:
+    return_assignments: bool = False,
+) -> Any:
     """Poses and activations of the parents after EM routing, without storing a vote (except on ``reference``).
 
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], beta_u and beta_a [C] ->
     Capsules([N, C, *out_size, 4, 4], [N, C, *out_size]). Under autocast it computes in float32.
+
+    With ``return_assignments``, a pair of these Capsules and the last assignments R [N, P, S, B, C], zero in missing
+    slots, to look at: without gradient, and computed by the reference, image by image.
     """
     routing = EMRouting() if routing is None else routing
     check_routing(routing, EMRouting)
@@ -63,7 +69,9 @@ def em_routing(
     if under_autocast(poses):
         with torch.autocast(poses.device.type, enabled=False):
             wide = {name: value.float() for name, value in given.items()}
-            return em_routing(**wide, routing_map=routing_map, routing=routing, backend=backend)
+            return em_routing(
+                **wide, routing_map=routing_map, routing=routing, backend=backend, return_assignments=return_assignments
+            )
     check_alike(**given)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
     images, in_caps = poses.shape[:2]
@@ -73,9 +81,19 @@ def em_routing(
     check_shape("beta_u", beta_u, [out_caps])
     check_shape("beta_a", beta_a, [out_caps])
     chosen = backends.choose(backend, poses.device)
+    tensors = (poses, activations, weight, beta_u, beta_a)
     if chosen == "reference":
-        return reference.em_routing(poses, activations, weight, beta_u, beta_a, routing_map, routing)
-    return _fused_em_routing(poses, activations, weight, beta_u, beta_a, routing_map, routing, chosen)
+        capsules = reference.em_routing(*tensors, routing_map, routing)
+    else:
+        capsules = _fused_em_routing(*tensors, routing_map, routing, chosen)
+    return (capsules, _assignments(*tensors, routing_map, routing)) if return_assignments else capsules
+
+
+@torch.no_grad()
+def _assignments(poses: Tensor, activations: Tensor, *parameters: Any) -> Tensor:
+    """[N, P, S, B, C]: one image after the other, so that the votes of one only are stored."""
+    images = zip(poses.split(1), activations.split(1), strict=True)
+    return torch.cat([reference.assignments(*image, *parameters) for image in images])
 
 
 def _fused_em_routing(

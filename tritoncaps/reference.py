@@ -135,7 +135,33 @@ def em_routing(
 
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], betas [C].
     """
-    storage = poses.dtype
+    gaussians, _ = _route(poses, activations, weight, beta_u, beta_a, routing_map, routing)
+    return Capsules(gaussians.mean.to(poses.dtype), gaussians.activations.to(poses.dtype))
+
+
+def assignments(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    routing_map: RoutingMap,
+    routing: EMRouting,
+) -> Tensor:
+    """The assignments [N, P, S, B, C] that the last M-step of :func:`em_routing` uses."""
+    return _route(poses, activations, weight, beta_u, beta_a, routing_map, routing)[1].to(poses.dtype)
+
+
+def _route(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    routing_map: RoutingMap,
+    routing: EMRouting | Options,
+) -> tuple[Gaussians, Tensor]:
+    """What the last M-step finds, and the assignments that it uses."""
     poses, activations, weight, beta_u, beta_a = map(widen, (poses, activations, weight, beta_u, beta_a))
     votes = pose_votes(_silence(poses, activations), weight, routing_map)
     votes = coordinate_addition(votes, routing_map)
@@ -156,11 +182,12 @@ def em_routing(
         )
 
     first, *later = routing.lambdas
-    gaussians = fit(initial_assignments(activations, len(beta_a), routing_map, routing.competition), first)
+    shares = initial_assignments(activations, len(beta_a), routing_map, routing.competition)
+    gaussians = fit(shares, first)
     for inverse_temperature in later:
-        assignments = e_step(votes, gaussians, routing_map, competition=routing.competition)
-        gaussians = fit(assignments, inverse_temperature)
-    return Capsules(gaussians.mean.to(storage), gaussians.activations.to(storage))
+        shares = e_step(votes, gaussians, routing_map, competition=routing.competition)
+        gaussians = fit(shares, inverse_temperature)
+    return gaussians, shares
 
 
 class Options(NamedTuple):

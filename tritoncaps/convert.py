@@ -1,0 +1,44 @@
+"""Transformation matrices from other libraries, in the layouts that are common there.
+
+Ours are ``weight`` [*kernel_size, B, C, 4, 4] with V = M W. Others store a layer of B child types, C parent types and
+a K x K kernel as
+
+    [K*K*B, C, 4, 4] or [1, K*K*B, C, 4, 4]     slots and child types in one axis, child types fastest
+    [B, K, K, 4, C*4]                           parent types side by side, so that one product makes all votes
+
+(K = 1 for class capsules, whose matrices are shared over positions.)
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from tritoncaps.checks import check_tensor
+from tritoncaps.layers import ClassCaps, ConvCaps2d
+
+
+def convert_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> Tensor:
+    """``weight``, of one of the layouts above, in the layout of ``layer.weight``."""
+    check_tensor("weight", weight)
+    height, width = layer.kernel_size or (1, 1)
+    types, classes = layer.in_caps, layer.out_caps
+    sizes = {"h": height, "w": width, "b": types, "c": classes}
+    layouts = {
+        (height * width * types, classes, 4, 4): "(h w b) c k j -> h w b c k j",
+        (1, height * width * types, classes, 4, 4): "1 (h w b) c k j -> h w b c k j",
+        (types, height, width, 4, classes * 4): "b h w k (c j) -> h w b c k j",
+    }
+    pattern = layouts.get(tuple(weight.shape))
+    if pattern is None:
+        expected = " or ".join(str(list(shape)) for shape in layouts)
+        raise ValueError(f"weight must have shape {expected} for this layer, but it has {list(weight.shape)}")
+    known = {name: size for name, size in sizes.items() if name in pattern}
+    return rearrange(weight, pattern, **known).reshape(layer.weight.shape)
+
+
+@torch.no_grad()
+def load_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> None:
+    """Copy ``weight``, of one of the layouts above, into ``layer``."""
+    layer.weight.copy_(convert_weight(layer, weight))

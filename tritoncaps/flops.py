@@ -1,0 +1,78 @@
+"""Floating-point operations of our operators, for `torch.utils.flop_counter.FlopCounterMode`.
+
+Import this module before the counter is made:
+
+    import tritoncaps.flops
+    with FlopCounterMode() as counter: ...
+
+It is not imported with the package, because torch's counter imports Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from tritoncaps.kernels.flops import (
+    backward_flops,
+    dynamic_backward_flops,
+    dynamic_forward_flops,
+    forward_flops,
+)
+from tritoncaps.routing_map import Tables
+
+Shape = Sequence[int]
+
+
+@register_flop_formula(torch.ops.tritoncaps.em_routing_forward)
+def em_routing_forward(
+    poses: Shape,
+    activations: Shape,
+    weight: Shape,
+    beta_u: Shape,
+    beta_a: Shape,
+    tables: Any,
+    lambdas: Any,
+    *_: Any,
+    **__: Any,
+) -> int:
+    return _votes(poses, weight, tables) * forward_flops(len(lambdas))
+
+
+@register_flop_formula(torch.ops.tritoncaps.em_routing_backward)
+def em_routing_backward(
+    grad_poses: Shape,
+    grad_activations: Shape,
+    poses: Shape,
+    activations: Shape,
+    weight: Shape,
+    beta_u: Shape,
+    beta_a: Shape,
+    tables: Any,
+    statistics: Shape,
+    *_: Any,
+    **__: Any,
+) -> int:
+    return _votes(poses, weight, tables) * backward_flops(statistics[0])
+
+
+@register_flop_formula(torch.ops.tritoncaps.dynamic_routing_forward)
+def dynamic_routing_forward(
+    poses: Shape, weight: Shape, priors: Any, tables: Any, iterations: int, *_: Any, **__: Any
+) -> int:
+    return _votes(poses, weight, tables) * dynamic_forward_flops(iterations, *weight[3:])
+
+
+@register_flop_formula(torch.ops.tritoncaps.dynamic_routing_backward)
+def dynamic_routing_backward(
+    grad: Shape, poses: Shape, weight: Shape, priors: Any, sums: Shape, tables: Any, iterations: int, *_: Any, **__: Any
+) -> int:
+    return _votes(poses, weight, tables) * dynamic_backward_flops(iterations, *weight[3:])
+
+
+def _votes(poses: Shape, weight: Shape, tables: Sequence[Shape]) -> int:
+    """Images times edges times child types times parent types."""
+    return poses[0] * Tables(*tables).parents_pair[0] * weight[1] * weight[2]  # type: ignore[arg-type, return-value]
