@@ -81,7 +81,8 @@ def dynamic_routing_backward(
         Options(iterations, competition, none_of_the_above, gradient),
         (needs_poses, needs_weight, needs_priors),
     )
-    return tuple(poses.new_empty(0) if x is None else x.to(poses.dtype) for x in grads)
+    grad_poses, grad_weight, grad_priors = (poses.new_empty(0) if x is None else x.to(poses.dtype) for x in grads)
+    return grad_poses, grad_weight, grad_priors
 
 
 @fake(dynamic_routing_backward)
