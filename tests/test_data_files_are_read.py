@@ -120,6 +120,17 @@ def test_multimnist_is_two_digits_and_reproducible(tmp_path):
         assert _is_shifted(digits[n, place, 0], pairs.digits.images[index // pairs.pairs, 0])
 
 
+def test_a_part_of_multimnist_has_many_digits(tmp_path):
+    """Few images of few digits would all show the same classes."""
+    official.write_mnist(tmp_path)
+    pairs = data.load("multimnist", "test", tmp_path)
+    chosen, others = pairs.split(15, seed=0)
+    assert (len(chosen), len(chosen.digits)) == (15, 15)
+    assert (len(others), len(others.digits)) == (250, 25)
+    assert len(pairs.split(100, seed=0)[0]) == 120  # three of each of the 40 digits
+    assert len(chosen.__getitems__(range(15))[1].unique(dim=0)) > 5
+
+
 def _is_shifted(canvas, digit):
     return any(
         torch.equal(canvas[y : y + 28, x : x + 28], digit) and canvas.int().sum() == digit.int().sum()

@@ -59,9 +59,10 @@ class MultiMNIST(Dataset):
         return digits.int().sum(dim=1).clamp(max=255).byte(), labels, in_order
 
     def split(self, count: int, seed: int) -> tuple[MultiMNIST, MultiMNIST]:
-        """``count`` images, rounded up to whole digits, chosen at random, and those of the other digits."""
-        chosen, others = self.digits.split(-(-count // self.pairs), seed)
-        return MultiMNIST(chosen, self.pairs, self.seed), MultiMNIST(others, self.pairs, self.seed)
+        """``count`` images, of as many digits as there are, chosen at random, and the images of all other digits."""
+        chosen, others = self.digits.split(count, seed)
+        pairs = -(-count // len(chosen))
+        return MultiMNIST(chosen, pairs, self.seed), MultiMNIST(others, self.pairs, self.seed)
 
     def _shifted(self, members: np.ndarray, y: np.ndarray, x: np.ndarray) -> Tensor:
         """Digits on 36x36, each with its upper left corner at (y, x)."""
