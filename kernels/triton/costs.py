@@ -14,8 +14,7 @@ POSE = 16
 VOTE = 2 * 4 * POSE  # also M^T dV and dV W^T
 LIKELIHOOD = 4 * POSE + 4  # d = V - mean, sum_h precision_h d_h^2, and R = exp(l - log_sum)
 SLOPE = 5 * POSE  # e = d + shift, and G
-FIRST_ITERATION = 10 * POSE + 3  # of the vote gradient: e, G, r (B + 2 C e)
-ITERATION = LIKELIHOOD + SLOPE + 8 * POSE + 6  # the same with R, and dl precision d
+ITERATION = LIKELIHOOD + SLOPE + 8 * POSE + 8  # of the vote gradient
 GAUSSIAN = 2 * POSE + 1  # rows of statistics that views read, and of slopes
 SLOPES = 3 * POSE + 1
 
@@ -43,7 +42,7 @@ def edge_flops(kernel: str, weights: str = "assignment", T: int = 1, pose: int =
         **{"uniform": 1, "assignment": likelihood + 1, "gradient": likelihood + slope + 3},
         **{"stored assignment": 1, "stored gradient": pose},
     }
-    sweep = VOTE if stored else 2 * VOTE + FIRST_ITERATION + (T - 1) * ITERATION
+    sweep = VOTE if stored else 2 * VOTE + T * ITERATION
     return {
         "parent_view_kernel": vote + extra[weights] + moments,
         "log_sum_kernel": vote + likelihood + 6,

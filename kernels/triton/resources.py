@@ -163,7 +163,7 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
         options["maxnreg"] = REGISTERS
     compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
-    return {**usage, "shared": compiled.metadata.shared}
+    return {**usage, "shared": compiled.metadata.shared, "warps": variant.num_warps}
 
 
 def report(targets: list[str], processes: int = 2) -> dict[str, dict[str, dict[str, int]]]:

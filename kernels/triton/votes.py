@@ -170,8 +170,8 @@ def vote_gradient(
 ):
     """dL/dV of a tile in sixteen tiles, and R G: sums over all T iterations, or of the last one if not ALL.
 
-    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift. In the first iteration, where R is b_share,
-    and if not ALL, where the assignments are constants, dl = 0.
+    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift. dl = 0 in the first iteration, where R is
+    b_share, and if not ALL: then the assignments are constants.
 
     p_statistics [T, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B].
     """
@@ -185,26 +185,26 @@ def vote_gradient(
     p_slopes += o_parent * SLOPES * C + o_c
     b_dV = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_RG = tl.zeros((BN, BB, BC), DTYPE)
-    if ALL:  # the first iteration
-        b_e = subtract_entries(b_votes, load_entries(p_statistics, C, m_parent, ENTRIES, DTYPE))
-        b_A, b_B, b_C = load_slopes(p_slopes, m_parent, C, DTYPE)
-        b_RG += b_share * weight_slope(b_e, b_A, b_B, b_C)
-        b_dV = add_vote_slope(b_dV, b_share * b_a, b_e, b_B, b_C)
-    for t in range(1 if ALL else T - 1, T):
-        p_before = p_statistics + (t - 1) * n_parents * STATISTICS * C
+    for t in range(0 if ALL else T - 1, T):
+        m_soft = m_parent & (t > 0)  # in the first iteration R is uniform, and e = V - mean
+        i_before = tl.maximum(t - 1, 0)
+        p_before = p_statistics + i_before * n_parents * STATISTICS * C
         p_now = p_slopes + t * n_parents * SLOPES * C
-        b_mean, b_precision, b_constant = load_gaussian(p_before, m_parent, C, DTYPE)
-        b_log_sum = tl.load(p_log_sums + (t - 1) * n_children + o_child, mask=m_child, other=0.0).to(DTYPE)
+        b_mean = load_entries(p_before, C, m_parent, ENTRIES, DTYPE)
+        b_precision = load_entries(p_before + ENTRIES * C, C, m_soft, ENTRIES, DTYPE)
+        b_constant = tl.load(p_before + 2 * ENTRIES * C, mask=m_soft, other=0.0).to(DTYPE)
+        b_log_sum = tl.load(p_log_sums + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
         b_d = subtract_entries(b_votes, b_mean)
         b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
+        b_R = tl.where(t > 0, b_R, b_share)
         b_A, b_B, b_C = load_slopes(p_now, m_parent, C, DTYPE)
-        b_e = add_entries(b_d, load_shift(p_now, m_parent, C, DTYPE))
+        b_e = add_entries(b_d, load_shift(p_now, m_soft, C, DTYPE))
         b_G = weight_slope(b_e, b_A, b_B, b_C)
         b_RG += b_R * b_G
         b_r = b_R * b_a
         b_dV = add_vote_slope(b_dV, b_r, b_e, b_B, b_C)
         if ALL:
-            b_da = tl.load(p_da + (t - 1) * n_children + o_child, mask=m_child, other=0.0).to(DTYPE)
+            b_da = tl.load(p_da + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
             b_dV = add_scaled(b_dV, 2 * b_r * (b_da - b_G), b_precision, b_d)
     return b_dV, b_RG
 

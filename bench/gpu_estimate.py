@@ -1,0 +1,194 @@
+"""What EM routing costs a GPU, by counting: no GPU is needed, and no time here was measured.
+
+    python bench/gpu_estimate.py               the layers of the paper's two networks, at batch 64
+    python bench/gpu_estimate.py --resources   registers, shared memory and occupancy of every compiled kernel
+    python bench/gpu_estimate.py --smoke       one layer
+
+Operations and bytes of our kernels are those of `kernels.triton.costs`, which profilers see too; those of the eager
+reference are counted operator by operator, on tensors without memory. A time is a roofline: the larger of operations at
+the peak rate and bytes at the peak bandwidth. It is a lower bound and an estimate, for either side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from tritoncaps import EMRouting, RoutingMap, reference
+from tritoncaps.kernels.triton.config import REFERENCE_BATCH
+from tritoncaps.kernels.triton.costs import Cost, em_routing_costs
+from tritoncaps.kernels.triton.resources import BUDGET
+
+BATCH = 64
+ITERATIONS = 3
+
+
+class Gpu(NamedTuple):
+    """Peak rates as their makers publish them."""
+
+    flops: float  # float32, without tensor cores
+    bandwidth: float  # bytes per second
+
+    def seconds(self, cost: Cost) -> float:
+        return max(cost.flops / self.flops, cost.bytes / self.bandwidth)
+
+
+GPUS = {
+    "A100": Gpu(19.5e12, 2.039e12),
+    "H100": Gpu(66.9e12, 3.35e12),
+    "MI300X": Gpu(163.4e12, 5.3e12),
+}  # 80 GB SXM, SXM
+
+
+class Layer(NamedTuple):
+    routing_map: RoutingMap
+    in_caps: int
+    out_caps: int
+
+    def costs(self, images: int) -> tuple[list[Cost], list[Cost]]:
+        """The launches of our kernels, forward and backward."""
+        m = self.routing_map
+        sizes = (images, m.num_children, m.num_parents, m.num_slots, self.in_caps, self.out_caps)
+        return em_routing_costs(*sizes, m.num_weights, m.num_edges, ITERATIONS)
+
+
+def layers(first: int, later: int) -> dict[str, Layer]:
+    """The capsule layers of the paper's network with so many types, on smallNORB, where primary capsules are 14x14."""
+    return {
+        f"ConvCaps1 {first}->{later}": Layer(RoutingMap.conv((14, 14), 3, stride=2), first, later),
+        f"ConvCaps2 {later}->{later}": Layer(RoutingMap.conv((6, 6), 3), later, later),
+        f"ClassCaps {later}->5": Layer(RoutingMap.full((4, 4)), later, 5),
+    }
+
+
+LAYERS = {**layers(32, 32), **layers(8, 16)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--resources", action="store_true", help="the table of compiled kernels, as Markdown")
+    parser.add_argument("--kernel", help="with --resources: only kernels whose name starts so")
+    parser.add_argument("--smoke", action="store_true", help="one layer")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file, one JSON object a line")
+    args = parser.parse_args()
+    if args.resources:
+        rows = resources(args.kernel or "")
+    else:
+        names = list(LAYERS)[:1] if args.smoke else LAYERS
+        print("ESTIMATES BY COUNTING, float32: roofline times are lower bounds, nothing here was measured on a GPU")
+        rows = [row for name in names for row in estimate(name, LAYERS[name], args.batch)]
+    if args.json:
+        args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def estimate(name: str, layer: Layer, batch: int) -> list[dict]:
+    """Print and return a row for each kind of launch, for the whole step, and for the eager reference's."""
+    launches = [x for part in layer.costs(batch) for x in part]
+    few = [x.programs for part in layer.costs(REFERENCE_BATCH) for x in part]
+    ours, eager = row(name, "tritoncaps", launches), row(name, "eager reference", eager_operators(layer, batch))
+    rows = [
+        {**row(name, x.kernel, [x]), "programs": x.programs, "programs_at_16": n}
+        for x, n in zip(launches, few, strict=True)
+    ]
+    print(f"\n{name}: {layer.routing_map}, batch {batch}, {ITERATIONS} iterations, forward and backward")
+    titles = ("launches", "programs", "at batch 16", "GFLOP", "MB", "FLOP/byte", *(f"{gpu} us" for gpu in GPUS))
+    print(f"{'kernel':<28}" + "".join(f"{title:>12}" for title in titles))
+    for each in (*rows, ours, eager):
+        counts = (each[key] for key in ("launches", "programs", "programs_at_16"))
+        numbers = (each["flops"] / 1e9, each["bytes"] / 1e6, each["flops"] / each["bytes"])
+        times = (each[gpu] * 1e6 for gpu in GPUS)
+        print(f"{each['kernel']:<28}" + "".join(f"{x or '':>12}" for x in counts), end="")
+        print("".join(f"{x:>12.1f}" for x in (*numbers, *times)))
+    print(f"our traffic is {ours['bytes'] / eager['bytes']:.2%} of the eager reference's")
+    return [*rows, ours, eager]
+
+
+def row(layer: str, name: str, costs: list[Cost]) -> dict[str, Any]:
+    """The sums of all costs; times are sums, too: launches follow one another."""
+    sums = {key: sum(getattr(x, key) for x in costs) for key in ("launches", "flops", "bytes")}
+    times = {name: sum(gpu.seconds(x) for x in costs) for name, gpu in GPUS.items()}
+    return {"layer": layer, "kernel": name, **sums, **times, "programs": None, "programs_at_16": None}
+
+
+class Counter(TorchDispatchMode):
+    """Lists operators that compute: their operations, and the bytes of what they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.costs: list[Cost] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        inputs, outputs = tensors((args, kwargs)), tensors(result)
+        known = {storage(x) for x in inputs}
+        is_view = all(storage(x) in known for x in outputs) and not function._schema.is_mutable
+        if inputs and outputs and not is_view:
+            formula = flop_registry.get(function.overloadpacket)
+            flops = formula(*args, **(kwargs or {}), out_val=result) if formula else sum(x.numel() for x in outputs)
+            self.costs.append(Cost(str(function), 1, 0, flops, sum(touched(x) for x in (*inputs, *outputs))))
+        return result
+
+
+def eager_operators(layer: Layer, images: int) -> list[Cost]:
+    """A training step of the einops reference, on tensors without memory."""
+    m, B, C = layer
+    shapes = ((images, B, *m.in_size, 4, 4), (images, B, *m.in_size), (m.num_weights, B, C, 4, 4), (C,), (C,))
+    inputs = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+    with Counter() as counter:
+        capsules = reference.em_routing(*inputs, m, EMRouting(ITERATIONS))
+        torch.autograd.grad([x.sum() for x in capsules], inputs)
+    return counter.costs
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def touched(x: Tensor) -> int:
+    """Bytes of memory behind a tensor: an expanded one is read once."""
+    return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
+
+
+def resources(kernel: str) -> list[dict]:
+    """Print the compiled resources as Markdown, and return them."""
+    budget = json.loads(BUDGET.read_text())
+    print("| kernel | " + " | ".join(budget) + " |\n| --- |" + " --- |" * len(budget))
+    rows = []
+    for name in next(iter(budget.values())):
+        if not name.startswith(kernel) or not all(name in kernels for kernels in budget.values()):
+            continue
+        used = {
+            target: {**kernels[name], "occupancy": occupancy(target, kernels[name])}
+            for target, kernels in budget.items()
+        }
+        cells = (f"{x['registers']} / {x['shared']} B / {x['occupancy']:.0%}" for x in used.values())
+        print(f"| {name} | " + " | ".join(cells) + " |")
+        rows += [{"kernel": name, "target": target, **x} for target, x in used.items()]
+    print("\nRegisters of a thread / shared memory of a program / warps that a multiprocessor can hold, of its most.")
+    return rows
+
+
+def occupancy(target: str, used: dict[str, int]) -> float:
+    """The part of a multiprocessor's warps that its registers hold; shared memory is never what is short."""
+    given = 8 * -(-used["registers"] // 8)  # registers are given out in eights
+    if target.startswith("gfx"):  # four SIMDs of eight waves, with 512 registers for each of 64 lanes
+        most, fit = 32, 4 * min(8, 512 // given)
+    else:
+        most, fit = 64, min(64, 65536 // (32 * given))
+    return fit // used["warps"] * used["warps"] / most
+
+
+if __name__ == "__main__":
+    main()
