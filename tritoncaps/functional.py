@@ -287,7 +287,8 @@ def dynamic_routing(
     """Routing by agreement, without storing a vote (except on ``reference``).
 
     poses [N, B, *in_size, D], weight [K, B, C, D, E], priors [K, B, C] (the first logits, zero by default)
-    -> [N, C, *out_size, E]. Under autocast it computes in float32.
+    -> [N, C, *out_size, E]. The map's offsets, which are for matrices, are not used. Under autocast it computes in
+    float32.
     """
     routing = DynamicRouting() if routing is None else routing
     check_routing(routing, DynamicRouting)

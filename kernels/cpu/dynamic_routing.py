@@ -33,9 +33,7 @@ from tritoncaps.kernels.cpu.threads import num_threads, run
 from tritoncaps.kernels.cpu.vector_votes import (
     add_agreements_1,
     add_agreements_2,
-    add_pose_gradient_1,
-    add_pose_gradient_1x1,
-    add_pose_gradient_2,
+    add_pose_gradient,
     add_vote_gradient_1,
     add_vote_gradient_2,
     add_weight_gradient_1x1,
@@ -329,12 +327,16 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     logits = np.empty(pairs, e.poses.dtype)
     R = np.empty(T * pairs, e.poses.dtype)
     dl = np.empty(T * pairs, e.poses.dtype)
-    grad = np.empty(e.depth, e.poses.dtype)
+    row = -(-e.depth // lanes) * lanes
+    transposed = np.zeros(e.weights * e.parent_types * pose * row, e.poses.dtype)
+    grad = np.empty(lanes * row, e.poses.dtype)
     state = e.blocks * e.parents * e.parent_types * pose * lanes
     matrix = e.depth * pose
     task = next_task(counter)
     while task < tasks:
         b, part = task // image_parts, task % image_parts
+        if needs_poses:
+            _transpose(e, b, transposed)
         for k in range(part * e.weights, (part + 1) * e.weights):
             of_type = (k * B + b) * e.parent_types
             if needs_weight:
@@ -355,7 +357,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                         _add_priors_gradient(e, b, c, block, dl, t * pairs, db, part)
                     _add_vote_gradient(e, c, block, t, dV, q, g, t * state, R, dl, t * pairs)
                 if needs_poses:
-                    _pose_gradient(e, b, c, block, dV, grad, du)
+                    _pose_gradient(e, b, c, block, dV, transposed, grad, du)
                 if needs_weight:
                     _add_weight_gradient(e, b, c, block, dV, dW, part)
         task = next_task(counter)
@@ -494,29 +496,33 @@ def _add_priors_gradient(e, b, c, block, dl, at, db, part):  # type: ignore[no-u
 
 
 @kernel
-def _pose_gradient(e, b, c, block, dV, sums, du):  # type: ignore[no-untyped-def]
-    """du [N, B, L, D] = sum_j dV_ij W_ij^T, summed in `sums`, whole vectors that are in the cache."""
-    C, V, D, lanes, pose = e.parent_types, e.vectors, e.depth, e.lanes, e.vectors * e.lanes
-    tile, square, matrix = pose * lanes, lanes * lanes, D * pose
+def _transpose(e, b, transposed):  # type: ignore[no-untyped-def]
+    """transposed [K, C, V * lanes, row]: the matrices of a child type, with rows of whole vectors."""
+    C, D, pose = e.parent_types, e.depth, e.vectors * e.lanes
+    row = -(-D // e.lanes) * e.lanes
+    for k in range(e.weights):
+        for j in range(C):
+            matrix = ((k * e.child_types + b) * C + j) * D * pose
+            for d in range(D):
+                for i in range(pose):
+                    transposed[((k * C + j) * pose + i) * row + d] = e.weight[matrix + d * pose + i]
+
+
+@kernel
+def _pose_gradient(e, b, c, block, dV, transposed, grad, du):  # type: ignore[no-untyped-def]
+    """du [N, B, L, D] = sum_j dV_ij W_ij^T, summed in grad [lanes of images, row]."""
+    C, V, D, lanes = e.parent_types, e.vectors, e.depth, e.lanes
+    row = len(grad) // lanes
+    grad[:] = 0
+    for edge in range(e.start[c], e.start[c + 1]):
+        vote = (edge - e.start[c]) * C * V * lanes * lanes
+        weight = e.weight_of[edge] * C * V * lanes * row
+        for d in range(0, row, lanes):
+            add_pose_gradient(grad, d, dV, vote, transposed, weight + d, C * V, row)
     for n in range(min(lanes, e.images - block * lanes)):
-        sums[:] = 0
-        for edge in range(e.start[c], e.start[c + 1]):
-            vote = (edge - e.start[c]) * C * tile + n * lanes
-            weight = (e.weight_of[edge] * e.child_types + b) * C * matrix
-            for d in range(0, D - lanes + 1, lanes):
-                for v in range(0, V - 1, 2):
-                    x, w = vote + v * square, weight + d * pose + v * lanes
-                    add_pose_gradient_2(sums, d, dV, x, e.weight, w, C, pose, tile, matrix)
-                if V % 2 == 1:
-                    x, w = vote + (V - 1) * square, weight + (d + 1) * pose - lanes
-                    add_pose_gradient_1(sums, d, dV, x, e.weight, w, C, pose, tile, matrix)
-            for d in range(D - D % lanes, D):
-                for v in range(V):
-                    x, w = vote + v * square, weight + d * pose + v * lanes
-                    add_pose_gradient_1x1(sums, d, dV, x, e.weight, w, C, pose, tile, matrix)
         out = (((block * lanes + n) * e.child_types + b) * e.children + c) * D
         for d in range(D):
-            du[out + d] = sums[d]
+            du[out + d] = grad[n * row + d]
 
 
 @kernel

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tritoncaps.kernels.cpu.loops import Number, at, for_each, looping_microkernel, number, repeat, zero
-from tritoncaps.kernels.cpu.simd import Rows, Vector, across, add, exp, fma, maximum, sum_each
+from tritoncaps.kernels.cpu.simd import Rows, Vector, exp, fma, maximum, sum_each
 
 
 def _multiply(
@@ -103,32 +103,24 @@ def _add_weight_gradient(
     for_each(dW, count, of_type)
 
 
-def _add_pose_gradient(
-    entries: int,
-    columns: int,
-    du: Rows,
-    dV: Rows,
-    weight: Rows,
-    count: Number,
-    pose: Number,
-    tile: Number,
-    matrix: Number,
-) -> None:
-    """du_d += sum_j dV_jc . W_jdc in one image over some vectors c, for `entries` numbers (1, or 0 for all lanes)."""
-    lanes = dV.form.lanes
-    places = [(d, c) for c in range(columns) for d in range(entries or lanes)]
+def _add_pose_gradient(du: Rows, dV: Rows, weight: Rows, count: Number, row: Number) -> None:
+    """du_n += sum_k dV_nk W^T_k over the entries k of `count` tiles of one vector each, in a block of images.
 
-    def of_type(j: Number, sums: list[Vector]) -> list[Vector]:
-        xs = [at(dV, (j, tile))[c * lanes] for c in range(columns)]
-        for d, c in places:
-            sums[d] = fma(xs[c], at(weight, (j, matrix), (number(d), pose))[c], sums[d])
+    du [lanes, row] and weight, the transposed matrices, [count, lanes, row]: vectors run along the child's pose.
+    """
+    lanes = dV.form.lanes
+    block = dV.builder.mul(row, number(lanes))
+
+    def of_vector(x: Number, sums: list[Vector]) -> list[Vector]:
+        tile = at(dV, (x, number(lanes**2)))
+        for i in range(lanes):
+            w = at(weight, (x, block), (number(i), row))[0]
+            sums = [fma(tile.broadcast(n * lanes + i), w, total) for n, total in enumerate(sums)]
         return sums
 
-    sums = repeat(count, [zero(dV) for _ in range(entries or lanes)], of_type)
-    if entries:
-        du.set_element(0, across(add, sums[0]) + du.broadcast(0))
-    else:
-        du[0] = du[0] + sum_each(sums)
+    rows = [at(du, (number(n), row)) for n in range(lanes)]
+    for place, x in zip(rows, repeat(count, [place[0] for place in rows], of_vector), strict=True):
+        place[0] = x
 
 
 def _set_logits(logits: Rows, priors: Rows, count: Number, step: Number) -> None:
@@ -236,9 +228,7 @@ votes_4x2, votes_4x1, votes_1x1 = (looping_microkernel(_votes, *sizes) for sizes
 add_weight_gradient_4x2, add_weight_gradient_4x1, add_weight_gradient_1x1 = (
     looping_microkernel(_add_weight_gradient, *sizes) for sizes in ((4, 2), (4, 1), (1, 1))
 )
-add_pose_gradient_2, add_pose_gradient_1, add_pose_gradient_1x1 = (
-    looping_microkernel(_add_pose_gradient, *sizes) for sizes in ((0, 2), (0, 1), (1, 1))
-)
+add_pose_gradient = looping_microkernel(_add_pose_gradient)
 set_logits = looping_microkernel(_set_logits)
 add_agreements_2, add_agreements_1 = (looping_microkernel(_add_agreements, columns) for columns in (2, 1))
 softmax = looping_microkernel(_softmax)
