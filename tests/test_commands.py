@@ -112,6 +112,14 @@ def test_info_of_vector_capsules(capsys):
     assert summary["vote_bytes"] == 1152 * 10 * 16 * 4
 
 
+def test_learning_curves(trained, capsys, tmp_path):
+    curve = tmp_path / "curve.png"
+    assert main(["info", "--run", str(trained / "run"), "--curve", str(curve)]) == 0
+    assert Image.open(curve).size == (700, 360)
+    assert main(["info", "--curve", str(curve)]) == 1
+    assert "--curve needs the folder of a run" in capsys.readouterr().err
+
+
 def test_data(trained, capsys, tmp_path):
     assert main(["data", "list", "--data-dir", str(trained / "data"), "--json"]) == 0
     here = {row["name"]: row["here"] for row in json.loads(capsys.readouterr().out)}

@@ -5,15 +5,18 @@ examples:
   tritoncaps info --model matrix-capsnet --data smallnorb
   tritoncaps info --model matrix-capsnet --size 224            larger images
   tritoncaps info --run runs/mnist-capsnet --json
+  tritoncaps info --run runs/mnist-capsnet --curve curve.png   its learning curve, as a picture
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from tritoncaps.data import DATASETS
-from tritoncaps.training import NETWORKS, Config, Task
+from tritoncaps.training import NETWORKS, Config, ConfigError, Task
+from tritoncaps.training.pictures import learning_curve
 from tritoncaps.training.saved import load_network, task_by_name
 from tritoncaps.training.summary import summarise
 from tritoncaps.training.task import build_network
@@ -25,10 +28,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", choices=DATASETS, default="toynorb")
     parser.add_argument("--iterations", type=int, default=3, help="routing iterations [3]")
     parser.add_argument("--size", type=int, metavar="N", help="images of NxN instead of the data set's")
+    parser.add_argument("--curve", type=Path, metavar="FILE", help="draw the learning curve of --run into this file")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.curve:
+        if not args.run_folder:
+            raise ConfigError("--curve needs the folder of a run, with --run")
+        learning_curve(Path(args.run_folder), args.curve)
     if args.run_folder:
         network, config = load_network(args.run_folder)
     else:

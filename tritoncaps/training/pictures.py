@@ -10,6 +10,7 @@ import torch
 
 from tritoncaps.data import ImageSet, MultiMNIST
 from tritoncaps.data.files import DataError, write_atomically
+from tritoncaps.training.metrics import METRICS, read_metrics
 
 COLUMNS = 12
 RIGHT, WRONG = "#207020", "#c02020"
@@ -72,6 +73,26 @@ def save(figure: Any, out: Path) -> None:
     kind = out.suffix.removeprefix(".") or "png"
     write_atomically(out, lambda file: figure.savefig(file, format=kind, dpi=100))
     pyplot().close(figure)
+
+
+def learning_curve(folder: Path, out: Path) -> None:
+    """Accuracy over the steps of a run: on its training batches, and at its evaluations."""
+    rows = read_metrics(folder)
+    if not rows:
+        raise DataError(f"{folder / METRICS} holds no metrics")
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    for kind, style in (("train", "-"), ("validation", "o-"), ("test", "o-")):
+        points = [(row["epoch"], 100 * row["accuracy"]) for row in rows if row["kind"] == kind]
+        if points:
+            label = (
+                "training batches, with augmentation" if kind == "train" else f"{kind}, {points[-1][1]:.2f}% at the end"
+            )
+            axis.plot(*zip(*points, strict=True), style, markersize=4, linewidth=1.2, label=label)
+    axis.set(xlabel="epoch", ylabel="accuracy, %", title=folder.resolve().name)
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right", fontsize=9)
+    save(figure, out)
 
 
 def report(
