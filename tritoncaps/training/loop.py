@@ -110,6 +110,7 @@ class Trainer:
                 if self.step % self.config.log_every == 0 or self.step == self.steps:
                     self._log()
                 if self._is_time_to_evaluate():
+                    self._check()
                     self._evaluate()
                     self.save()
                     if self.config.patience and self.evaluations_since_best >= self.config.patience:
@@ -128,15 +129,12 @@ class Trainer:
 
     def save(self) -> None:
         """The last checkpoint, unless what would be saved is not finite."""
-        self._log()
-        state = self.network.state_dict()
-        if not all(value.isfinite().all() for value in state.values() if value.is_floating_point()):
-            raise DivergedError(self._farewell("a weight"))
+        self._check()
         if self.world.is_main:
             save_checkpoint(
                 self.folder / LAST,
                 self.config,
-                network=state,
+                network=self.network.state_dict(),
                 average=self.average.state_dict() if self.average else None,
                 optimiser=self.optimiser.state_dict(),
                 scaler=self.scaler.state_dict(),
@@ -227,6 +225,12 @@ class Trainer:
                 images_per_second=self.speed,
                 seconds=self.seconds,
             )
+
+    def _check(self) -> None:
+        """Stops the run if the loss or a weight is not a number."""
+        self._log()
+        if not all(value.isfinite().all() for value in self.network.parameters()):
+            raise DivergedError(self._farewell("a weight"))
 
     def _evaluate(self) -> None:
         """On the held-out images if there are any, otherwise on the test images; keeps the best network."""
