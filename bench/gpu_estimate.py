@@ -1,7 +1,8 @@
 """What EM routing costs a GPU, by counting: no GPU is needed, and no time here was measured.
 
     python bench/gpu_estimate.py               the layers of the paper's two networks, at batch 64
-    python bench/gpu_estimate.py --resources   registers, shared memory and occupancy of every compiled kernel
+    python bench/gpu_estimate.py --resources   registers, shared memory and occupancy of every compiled kernel, or of
+                                               those whose names start with the words that follow
     python bench/gpu_estimate.py --smoke       one layer
 
 Operations and bytes of our kernels are those of `kernels.triton.costs`, which profilers see too; those of the eager
@@ -74,13 +75,12 @@ LAYERS = {**layers(32, 32), **layers(8, 16)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=BATCH)
-    parser.add_argument("--resources", action="store_true", help="the table of compiled kernels, as Markdown")
-    parser.add_argument("--kernel", help="with --resources: only kernels whose name starts so")
+    parser.add_argument("--resources", nargs="*", metavar="NAME", help="a table of compiled kernels, as Markdown")
     parser.add_argument("--smoke", action="store_true", help="one layer")
     parser.add_argument("--json", type=Path, help="also write the rows to this file, one JSON object a line")
     args = parser.parse_args()
-    if args.resources:
-        rows = resources(args.kernel or "")
+    if args.resources is not None:
+        rows = resources(tuple(args.resources) or "")
     else:
         names = list(LAYERS)[:1] if args.smoke else LAYERS
         print("ESTIMATES BY COUNTING, float32: roofline times are lower bounds, nothing here was measured on a GPU")
@@ -161,13 +161,13 @@ def touched(x: Tensor) -> int:
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 
-def resources(kernel: str) -> list[dict]:
+def resources(names: str | tuple[str, ...]) -> list[dict]:
     """Print the compiled resources as Markdown, and return them."""
     budget = json.loads(BUDGET.read_text())
     print("| kernel | " + " | ".join(budget) + " |\n| --- |" + " --- |" * len(budget))
     rows = []
     for name in next(iter(budget.values())):
-        if not name.startswith(kernel) or not all(name in kernels for kernels in budget.values()):
+        if not name.startswith(names) or not all(name in kernels for kernels in budget.values()):
             continue
         used = {
             target: {**kernels[name], "occupancy": occupancy(target, kernels[name])}

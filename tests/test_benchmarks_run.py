@@ -31,3 +31,33 @@ def test_dynamic_routing(tmp_path):
     assert all(math.isfinite(row["ms"]) and row["ms"] > 0 for row in timed)
     assert memory["kept_mib_ours"] < memory["kept_mib_reference"]
     assert 0 < traffic["share"] < 1
+
+
+def test_gpu_estimate(tmp_path):
+    """The traffic of the paper's first ConvCaps, forward and backward, is at most 5% of what the eager reference moves;
+    every view fills the 108 multiprocessors of an A100 at batch 16."""
+    out = tmp_path / "rows.json"
+    command = [sys.executable, str(BENCH / "gpu_estimate.py"), "--smoke", "--json", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("ESTIMATES")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    *kernels, ours, eager = rows
+    assert ours["bytes"] <= 0.05 * eager["bytes"]
+    assert all(row["programs_at_16"] >= 108 for row in kernels if row["kernel"].startswith(VIEWS))
+
+
+VIEWS = ("parent_view", "log_sum", "assignment_gradient", "child_gradient", "weight_view")
+
+
+def test_resource_tables_of_the_documents():
+    """Each table in docs/ is what the command in the comment before it prints."""
+    found = 0
+    for page in sorted((BENCH.parent / "docs").glob("*-view.md")):
+        _, command, table = page.read_text().partition("<!-- python bench/gpu_estimate.py ")
+        arguments, _, table = table.partition(" -->")
+        command = [sys.executable, str(BENCH / "gpu_estimate.py"), *arguments.split()]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert table.strip() == printed.strip(), page
+        found += 1
+    assert found == 3

@@ -48,6 +48,7 @@ class Variant(NamedTuple):
     options: dict[str, Any]
     absent: tuple[str, ...]
     num_warps: int
+    dtype: str = "fp32"
 
     @property
     def name(self) -> str:
@@ -60,23 +61,34 @@ class Variant(NamedTuple):
         words += [f"{options['B']}->{options['C']}"] if "B" in options else []
         words += [f"of {options['D']}->{options['E']}"] if "D" in options else []
         words += [f"without {name.removeprefix('p_')}" for name in ("p_q", "p_g") if name in self.absent]
+        words += ["in float64"] if self.dtype == "fp64" else []
         return " ".join(words)
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel with every tile that `config.choose` can return, in float32; on the first target also with numbers
-    of types that leave tiles half empty, and with local competition."""
+    """Every kernel on every target, in float32; the views of EM routing with every tile that `config.choose` returns.
+
+    On the first target also stored votes with every tile, numbers of types that leave tiles half empty, local
+    competition, and float64 forward: backward, a thread would need more registers than there are.
+    """
     from tritoncaps.kernels.triton import config
 
+    first = target == next(iter(TARGETS))
     for shape in SHAPES:
         chosen = config.choose(16, 9, *shape, 9, 144)
         yield from _routing_variants(shape, chosen, LOCAL=False)
-        yield from _stored_variants(shape, chosen)
-    if target == next(iter(TARGETS)):
+        if first or shape == SHAPES[0]:
+            yield from _stored_variants(shape, chosen)
+    if first:
+        chosen = config.choose(16, 9, *SHAPES[0], 9, 144)
         yield from _routing_variants(ODD_SHAPE, config.choose(16, 9, *ODD_SHAPE, 9, 144), LOCAL=False)
-        yield from _routing_variants(SHAPES[0], config.choose(16, 9, *SHAPES[0], 9, 144), LOCAL=True)
+        yield from _routing_variants(SHAPES[0], chosen, LOCAL=True)
+        forward = ("parent_view uniform", "parent_view assignment", "log_sum")
+        for variant in _routing_variants(SHAPES[0], chosen, LOCAL=False):
+            if variant.name.startswith(forward):
+                yield variant._replace(dtype="fp64")
     yield from _parent_variants()
-    for sizes in VECTOR_SHAPES[:2] if target != next(iter(TARGETS)) else VECTOR_SHAPES:
+    for sizes in VECTOR_SHAPES if first else VECTOR_SHAPES[:2]:
         yield from _dynamic_variants(*sizes)
 
 
@@ -207,7 +219,7 @@ def _measure(work: tuple[Variant, str]) -> dict[str, int]:
 
 
 def _signature(variant: Variant) -> dict[str, Any]:
-    """The arguments of ASTSource: the types of a launch with aligned float32 tensors and sizes that are not special."""
+    """The arguments of ASTSource: the types of a launch with aligned tensors and sizes that are not special."""
     import importlib
 
     import triton.language as tl
@@ -222,7 +234,7 @@ def _signature(variant: Variant) -> dict[str, Any]:
         if name in constants:
             types[name] = "constexpr"
         elif name.startswith("p_"):
-            types[name] = "*i32" if name.removeprefix("p_") in INDICES else "*fp32"
+            types[name] = "*i32" if name.removeprefix("p_") in INDICES else f"*{variant.dtype}"
             attributes[(parameter.num,)] = [["tt.divisibility", 16]]
         else:
             types[name] = parameter.annotation_type or "i32"
