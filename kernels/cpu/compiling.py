@@ -26,7 +26,17 @@ _ready: set[Any] = set()  # kernels and the dtypes that they are compiled for
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile ``function`` at its first call, without the GIL, and cache it on disk."""
-    dispatcher: Any = njit(nogil=True, error_model="numpy", cache=True)(function)
+    return _compiled(function)
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """Compile a piece of kernels that allocates nothing: then Numba need not count references to the arrays that the
+    piece is given, which takes longer than a short piece."""
+    return _compiled(function, _nrt=False)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
+    dispatcher: Any = njit(nogil=True, error_model="numpy", cache=True, **options)(function)
     # Numba looks at the age of the kernel's own file only, but micro-kernels of other files are compiled into it.
     cache_file: Any = getattr(dispatcher._cache, "_cache_file", None)
     if hasattr(cache_file, "_source_stamp"):

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tritoncaps.kernels.cpu.compiling import kernel
+from tritoncaps.kernels.cpu.compiling import kernel, part
+from tritoncaps.kernels.cpu.layout import array
 from tritoncaps.kernels.cpu.simd import VECTOR_BYTES, next_task
 from tritoncaps.kernels.cpu.squash import product_of, square_of, squash_factor, squash_slope
 from tritoncaps.kernels.cpu.threads import num_threads, run
@@ -57,6 +58,7 @@ from tritoncaps.routing_map import Tables
 CHUNKS = 8  # parts of the children, at most, each with a sum of its own
 CHUNK_NUMBERS = 2**15  # that all parts of an image's sum may have, beyond the least number of parts
 FEWEST_CHUNKS = 4
+TASKS = 16  # of a sweep for each thread, if there are as many images
 PACKED = 32  # children of a task that packs poses
 PARTS = 32  # of the last sweep, about: parts of the images times child types
 
@@ -133,20 +135,11 @@ def backward(
     if options.gradient == "last":
         kind = CONSTANT if iterations > 1 else FIRST
         return _last_sweep(e, q[-1:], g[-1:], [kind], needs, poses, weight)
+    dv.zero_()  # what was given is the gradient of the last v; that of the others comes from agreements alone
     for t in reversed(range(1, iterations)):
-        if t == iterations - 1:
-            dv.zero_()  # what was given is the last iteration's; from here on dv is that of the agreements
         parts = _sweep(e, array(q[t]), array(g[t]), dtype)
-        run(
-            _squash_gradient_kernel,
-            e.images,
-            e,
-            len(parts),
-            array(parts),
-            array(sums[t - 1]),
-            array(dv),
-            array(g[t - 1]),
-        )
+        states = (array(x) for x in (parts, sums[t - 1], dv, g[t - 1]))
+        run(_squash_gradient_kernel, e.images, e, len(parts), *states)
     kinds = [FIRST] + [VARIABLE] * (iterations - 1)
     return _last_sweep(e, q, g, kinds, needs, poses, weight)
 
@@ -162,7 +155,7 @@ def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables,
         weight = scratch("dynamic weight", sizes, weight.dtype).copy_(F.pad(weight, (0, sizes[-1] - entries)))
     if priors is None:
         priors = scratch("dynamic priors", (weights, child_types, parent_types), poses.dtype).zero_()
-    rival = 0.0 if options.none_of_the_above else float(np.finfo(poses.numpy().dtype).min)
+    rival = 0.0 if options.none_of_the_above else torch.finfo(poses.dtype).min
     e = VectorEdges(
         poses=array(poses),
         weight=array(weight),
@@ -196,10 +189,6 @@ def _with_packed_poses(e: VectorEdges, dtype: torch.dtype) -> VectorEdges:
     return e._replace(poses=array(packed))
 
 
-def array(x: Tensor) -> Any:
-    return x.detach().reshape(-1).numpy()
-
-
 def _state(e: VectorEdges) -> tuple[int, ...]:
     return e.blocks, e.parents, e.parent_types, e.vectors, e.lanes, e.lanes
 
@@ -208,7 +197,7 @@ def _sweep(e: VectorEdges, q: Any, g: Any, dtype: torch.dtype) -> Tensor:
     """States whose sum is s (or, with g, dq), one for each chunk of the children."""
     children, numbers = e.child_types * e.children, math.prod(_state(e)[1:5])
     chunks = min(CHUNKS, max(FEWEST_CHUNKS, CHUNK_NUMBERS // numbers), -(-children // 8))
-    image_parts = min(e.blocks, -(-4 * num_threads() // chunks))
+    image_parts = min(e.blocks, -(-TASKS * num_threads() // chunks))
     parts = scratch("dynamic sums", (chunks, *_state(e)), dtype)
     run(_sweep_kernel, chunks * image_parts, e, chunks, image_parts, array(parts), q, g)
     return parts
@@ -363,7 +352,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
         task = next_task(counter)
 
 
-@kernel
+@part
 def _votes(e, b, c, block, votes):  # type: ignore[no-untyped-def]
     """votes: tiles [edges, C] of a child in a block; rows of images that do not exist stay as they are."""
     C, V, D, lanes, pose = e.parent_types, e.vectors, e.depth, e.lanes, e.vectors * e.lanes
@@ -391,7 +380,7 @@ def _votes(e, b, c, block, votes):  # type: ignore[no-untyped-def]
                 votes_1x1(votes, at, e.poses, child + n * D, e.weight, w, C, D, pose, tile, 0, matrix, 0)
 
 
-@kernel
+@part
 def _first_assignments(e, b, c, logits, R, at):  # type: ignore[no-untyped-def]
     """R [edges, C, lanes] from the priors, the same in all images."""
     C, lanes = e.parent_types, e.lanes
@@ -401,7 +390,7 @@ def _first_assignments(e, b, c, logits, R, at):  # type: ignore[no-untyped-def]
     _softmaxes(e, c, logits, R, at)
 
 
-@kernel
+@part
 def _assignments(e, b, c, block, votes, q, q_at, logits, R, at):  # type: ignore[no-untyped-def]
     """R [edges, C, lanes] from the agreement of votes and q."""
     C, lanes = e.parent_types, e.lanes
@@ -412,7 +401,7 @@ def _assignments(e, b, c, block, votes, q, q_at, logits, R, at):  # type: ignore
     _softmaxes(e, c, logits, R, at)
 
 
-@kernel
+@part
 def _add_agreements(e, c, edge, block, votes, parents, at, out):  # type: ignore[no-untyped-def]
     """out [edges, C, lanes] += votes . parents for one edge."""
     C, V, lanes, square = e.parent_types, e.vectors, e.lanes, e.lanes * e.lanes
@@ -425,7 +414,7 @@ def _add_agreements(e, c, edge, block, votes, parents, at, out):  # type: ignore
         add_agreements_1(out, to, votes, vote + tile - square, parents, parent + tile - square, C, tile)
 
 
-@kernel
+@part
 def _softmaxes(e, c, logits, R, at):  # type: ignore[no-untyped-def]
     """Over all parents of the child, or over the types of each parent location."""
     edges = e.start[c + 1] - e.start[c]
@@ -435,7 +424,7 @@ def _softmaxes(e, c, logits, R, at):  # type: ignore[no-untyped-def]
         softmax(R, at + o, logits, o, e.rival, 0, count)
 
 
-@kernel
+@part
 def _slopes(e, c, block, votes, g, g_at, G, R, R_at, dl, at):  # type: ignore[no-untyped-def]
     """dl [edges, C, lanes] from R and the slopes G = u_hat . g of the loss in R."""
     C, lanes = e.parent_types, e.lanes
@@ -449,7 +438,7 @@ def _slopes(e, c, block, votes, g, g_at, G, R, R_at, dl, at):  # type: ignore[no
         softmax_gradient(dl, at + o, R, R_at + o, G, o, count)
 
 
-@kernel
+@part
 def _add_to_parents(e, c, block, votes, R, at, sums, base):  # type: ignore[no-untyped-def]
     """The state sums[base :] += R votes."""
     C, V, lanes, square = e.parent_types, e.vectors, e.lanes, e.lanes * e.lanes
@@ -463,7 +452,7 @@ def _add_to_parents(e, c, block, votes, R, at, sums, base):  # type: ignore[no-u
             add_weighted_1(sums, parent + tile - square, votes, vote + tile - square, R, weight, C, tile)
 
 
-@kernel
+@part
 def _add_vote_gradient(e, c, block, t, dV, q, g, state_at, R, dl, at):  # type: ignore[no-untyped-def]
     """dV, tiles [edges, C], = R g at first, then += R g + dl q."""
     C, V, lanes, square = e.parent_types, e.vectors, e.lanes, e.lanes * e.lanes
@@ -484,7 +473,7 @@ def _add_vote_gradient(e, c, block, t, dV, q, g, state_at, R, dl, at):  # type: 
                 add_vote_gradient_1(dV, to, g, parent, R, r, q, parent, dl, r, C, tile)
 
 
-@kernel
+@part
 def _add_priors_gradient(e, b, c, block, dl, at, db, part):  # type: ignore[no-untyped-def]
     """db [image_parts, K, B, C] += sum over images of dl."""
     C, lanes = e.parent_types, e.lanes
@@ -495,7 +484,7 @@ def _add_priors_gradient(e, b, c, block, dl, at, db, part):  # type: ignore[no-u
                 db[out + j] += dl[at + ((edge - e.start[c]) * C + j) * lanes + n]
 
 
-@kernel
+@part
 def _transpose(e, b, transposed):  # type: ignore[no-untyped-def]
     """transposed [K, C, V * lanes, row]: the matrices of a child type, with rows of whole vectors."""
     C, D, pose = e.parent_types, e.depth, e.vectors * e.lanes
@@ -508,12 +497,13 @@ def _transpose(e, b, transposed):  # type: ignore[no-untyped-def]
                     transposed[((k * C + j) * pose + i) * row + d] = e.weight[matrix + d * pose + i]
 
 
-@kernel
+@part
 def _pose_gradient(e, b, c, block, dV, transposed, grad, du):  # type: ignore[no-untyped-def]
     """du [N, B, L, D] = sum_j dV_ij W_ij^T, summed in grad [lanes of images, row]."""
     C, V, D, lanes = e.parent_types, e.vectors, e.depth, e.lanes
     row = len(grad) // lanes
-    grad[:] = 0
+    for i in range(len(grad)):
+        grad[i] = 0
     for edge in range(e.start[c], e.start[c + 1]):
         vote = (edge - e.start[c]) * C * V * lanes * lanes
         weight = e.weight_of[edge] * C * V * lanes * row
@@ -525,7 +515,7 @@ def _pose_gradient(e, b, c, block, dV, transposed, grad, du):  # type: ignore[no
             du[out + d] = grad[n * row + d]
 
 
-@kernel
+@part
 def _add_weight_gradient(e, b, c, block, dV, dW, part):  # type: ignore[no-untyped-def]
     """dW [image_parts, K, B, C, D, V, lanes] += sum over images of u_i dV_ij."""
     C, V, D, lanes, pose = e.parent_types, e.vectors, e.depth, e.lanes, e.vectors * e.lanes
@@ -631,14 +621,14 @@ def _squash_gradient_kernel(counter, tasks, e, chunks, parts, sums, dv, g):  # t
         n = next_task(counter)
 
 
-@kernel
+@part
 def _row(e, n, parent, v):  # type: ignore[no-untyped-def]
     """Where a vector of a parent's pose in image n begins in a state."""
     block, image = n // e.lanes, n % e.lanes
     return (((block * e.parents * e.parent_types + parent) * e.vectors + v) * e.lanes + image) * e.lanes
 
 
-@kernel
+@part
 def _add_parts(e, n, parent, parts, chunks, chunk_step, out, at, more):  # type: ignore[no-untyped-def]
     """out[at : at + E] = (out if more) + the sum of the parts of a parent in image n."""
     for v in range(e.vectors):

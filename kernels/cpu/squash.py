@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tritoncaps.kernels.cpu.compiling import kernel
+from tritoncaps.kernels.cpu.compiling import kernel, part
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 
@@ -72,13 +72,13 @@ def _squash_gradient_kernel(counter, tasks, e, grad, out):  # type: ignore[no-un
         task = next_task(counter)
 
 
-@kernel
+@part
 def square_of(x, at, count):  # type: ignore[no-untyped-def]
     """|x|^2 of x[at : at + count]."""
     return product_of(x, x, at, count)
 
 
-@kernel
+@part
 def product_of(x, y, at, count):  # type: ignore[no-untyped-def]
     """x . y of x[at : at + count] and y[at : at + count]."""
     total = x.dtype.type(0)
@@ -87,13 +87,13 @@ def product_of(x, y, at, count):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel
+@part
 def squash_factor(square):  # type: ignore[no-untyped-def]
     """f(r) from r^2."""
     return np.sqrt(square) / (1 + square)
 
 
-@kernel
+@part
 def squash_slope(square):  # type: ignore[no-untyped-def]
     """f'(r) / r from r^2; zero at zero."""
     return (1 - square) / (np.sqrt(square) * (1 + square) * (1 + square)) if square > 0 else 0.0
