@@ -16,7 +16,7 @@ class MatrixCapsNet(nn.Module):
 
     A 5x5 convolution with stride 2, primary capsules, two layers of convolutional capsules (3x3, strides 2 and 1)
     and class capsules. ``channels`` (A, B, C, D) are the features and the capsule types of the three layers;
-    images of 32x32 give 14x14, 14x14, 6x6 and 4x4 positions, and any size from 15x15 on works.
+    images of 32x32 give 14x14, 14x14, 6x6 and 4x4 positions, and any size from 17x17 on works.
 
     ``routing`` overrides ``iterations``; ``backend`` is that of all layers.
     """
@@ -57,8 +57,8 @@ class MatrixCapsNet(nn.Module):
     def forward(self, images: Tensor) -> Capsules:
         check_tensor("images", images)
         check_shape("images", images, ["N", self.in_channels, "H", "W"])
-        if min(images.shape[2:]) < 15:
-            raise ValueError(f"images must be at least 15x15, but they are {images.shape[2]}x{images.shape[3]}")
+        if min(images.shape[2:]) < 17:
+            raise ValueError(f"images must be at least 17x17, but they are {images.shape[2]}x{images.shape[3]}")
         features = self.conv(images).relu()
         return self.class_caps(self.conv_caps2(self.conv_caps1(self.primary(features))))
 

@@ -92,7 +92,7 @@ VECTORS = Capsules(torch.randn(2, 5, 4), torch.rand(2, 5))
         (lambda: EMRouting(gradient="some"), "gradient must be one of 'all', 'last'"),
         (
             lambda: MatrixCapsNet(2, 5)(torch.randn(1, 2, 10, 32)),
-            "images must be at least 15x15, but they are 10x32",
+            "images must be at least 17x17, but they are 10x32",
         ),
         (lambda: MatrixCapsNet(2, 5)(torch.randn(1, 3, 32, 32)), r"images must have shape \[N, 2, H, W\]"),
         (lambda: MatrixCapsNet(2, 5, channels=(1, 2)), "channels must be four numbers"),

@@ -151,7 +151,7 @@ def test_bench_lists_benchmarks(capsys):
         (["train", "--resume", "nowhere"], "tritoncaps train: there is no checkpoint nowhere/last.pt"),
         (["data", "get"], "tritoncaps data: `data get` needs the name of a data set"),
         (["bench", "nothing"], "tritoncaps bench: ValueError: bench must be one of"),
-        (["info", "--size", "3"], "tritoncaps info: ValueError: images must be at least 15x15"),
+        (["info", "--size", "3"], "tritoncaps info: ValueError: images must be at least 17x17"),
     ],
 )
 def test_errors_are_one_line_and_code_1(capsys, arguments, sentence):

@@ -45,6 +45,8 @@ def check_name(name: str | None) -> str | None:
 def choose(name: str | None, device: torch.device) -> str:
     """The backend for tensors on ``device``: the one asked for, which must work there, or the best that does."""
     name = check_name(name) or _requested
+    if torch.onnx.is_in_onnx_export():
+        return "reference"  # made of operators that ONNX knows
     if name is None:
         return _automatic(device.type)
     if name == "cpu" and device.type not in ("cpu", "meta"):

@@ -124,11 +124,10 @@ class DynamicRoutingFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, sums = ctx.saved_tensors[:4]
-        tables = list(ctx.saved_tensors[4:])
+        poses, weight, priors, sums, *tables = ctx.saved_tensors
         *options, backend = ctx.options
         needs = ctx.needs_input_grad[:3]
-        arguments = (grads[0], *inputs, sums, tables, *options, *needs, backend)
+        arguments = (grads[0], poses, weight, priors, sums, tables, *options, *needs, backend)
         twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         given = _DifferentiableBackward.apply(*arguments) if twice else dynamic_routing_backward(*arguments)
         wanted = tuple(g if need else None for g, need in zip(given, needs, strict=True))

@@ -106,7 +106,8 @@ class _RoutedCaps(nn.Module):
         weight = self.weight.reshape(-1, *self.weight.shape[-4:])  # [K, B, C, 4, 4]
         return self.routing.route(capsules, weight, parameters, routing_map, self.backend)
 
-    def _check(self, capsules: Capsules, space: Sequence[str]) -> None:
+    def _check(self, capsules: Capsules, space: Sequence[str] | None = None) -> None:
+        """``space`` names the spatial axes; without it there may be any."""
         if not isinstance(capsules, tuple) or len(capsules) != 2:
             given = f"a {type(capsules).__name__}"
             raise TypeError(f"capsules must be Capsules(poses, activations), but {type(self).__name__} got {given}")
@@ -118,6 +119,8 @@ class _RoutedCaps(nn.Module):
                 f"poses must have {self.in_caps} capsule types, the in_caps of this {type(self).__name__}, "
                 f"but they have {poses.shape[1]} (shape {list(poses.shape)})"
             )
+        if space is None:
+            space = [f"space{axis}" for axis in range(max(activations.ndim - 2, 0))]
         check_shape("poses", poses, ["N", self.in_caps, *space, 4, 4])
         check_shape("activations", activations, poses.shape[:-2])
         check_like_layer("poses", poses, self.weight)
@@ -233,8 +236,7 @@ class ClassCaps(_RoutedCaps):
         return self.out_caps
 
     def forward(self, capsules: Capsules) -> Capsules:
-        dims = max(capsules[1].ndim - 2, 0) if isinstance(capsules, tuple) and len(capsules) == 2 else 0
-        self._check(capsules, [f"space{axis}" for axis in range(dims)])
+        self._check(capsules)
         return self._route(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:

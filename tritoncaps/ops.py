@@ -194,9 +194,10 @@ class EMRoutingFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, statistics, log_sums = ctx.saved_tensors[:7]
+        saved = ctx.saved_tensors  # asked once only: checkpointing allows no more
+        *tensors, statistics, log_sums = saved[:7]
         needs = ctx.needs_input_grad
-        arguments = (*grads[:2], *tensors, ctx.saved_tensors[7:], statistics, log_sums, *ctx.options[:-1])
+        arguments = (*grads[:2], *tensors, saved[7:], statistics, log_sums, *ctx.options[:-1])
         arguments += (needs[0] or needs[1], needs[2], ctx.options[-1])
         twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         grad = _DifferentiableBackward.apply(*arguments) if twice else em_routing_backward(*arguments)

@@ -27,6 +27,7 @@ from tritoncaps.reference import least_support
 from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
+DTYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int32: "=i4", torch.int64: "=i8"}
 
 
 class Statistic:
@@ -153,8 +154,8 @@ def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> t
 def betas(edges: Edges, fit: Fit) -> NDArray:
     """[blocks, Beta.ROWS, lanes]."""
     rows = np.zeros((Beta.ROWS, edges.blocks * edges.lanes), edges.poses.dtype)
-    rows[Beta.U, : edges.parent_types] = fit.beta_u.detach().numpy()
-    rows[Beta.A, : edges.parent_types] = fit.beta_a.detach().numpy()
+    rows[Beta.U, : edges.parent_types] = array(fit.beta_u)
+    rows[Beta.A, : edges.parent_types] = array(fit.beta_a)
     rows[Beta.EXISTS, : edges.parent_types] = 1
     return rows.reshape(Beta.ROWS, edges.blocks, edges.lanes).swapaxes(0, 1).ravel()
 
@@ -184,7 +185,17 @@ def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-d
 
 def array(x: Tensor) -> Any:
     """The numbers of a tensor as a flat NumPy array; a copy only if x is not contiguous."""
-    return x.detach().reshape(-1).numpy()
+    x = x.detach().contiguous().reshape(-1)
+    dtype = DTYPES[x.dtype]
+    return np.asarray(_Memory(x, dtype)) if x.numel() else np.empty(0, dtype)
+
+
+class _Memory:
+    """A tensor's memory, as NumPy takes it. (`Tensor.numpy` would forbid for ever to resize it, as FSDP does.)"""
+
+    def __init__(self, x: Tensor, dtype: str) -> None:
+        self.tensor = x  # lives as long as the array
+        self.__array_interface__ = {"data": (x.data_ptr(), False), "shape": x.shape, "typestr": dtype, "version": 3}
 
 
 def _copied(name: str, x: Tensor) -> Tensor:

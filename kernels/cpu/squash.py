@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel, part
+from tritoncaps.kernels.cpu.layout import array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 
@@ -41,8 +42,8 @@ def squash_gradient(grad: Tensor, vectors: Tensor) -> Tensor:
 def _run(function: object, vectors: Tensor, *others: Tensor) -> None:
     entries = max(1, vectors.shape[-1])
     rows = vectors.numel() // entries
-    given = Vectors(vectors.reshape(-1).numpy(), rows, entries)
-    run(function, -(-rows // ROWS), given, *(x.reshape(-1).numpy() for x in others))
+    given = Vectors(array(vectors), rows, entries)
+    run(function, -(-rows // ROWS), given, *map(array, others))
 
 
 @kernel

@@ -1,0 +1,223 @@
+"""What people do with layers: mixed precision, checkpointing, utilities, optimisers, hooks, processes, operators."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, parametrizations, prune
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+import tritoncaps.flops  # noqa: F401  registers the formulas
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, PrimaryCaps, RoutingMap, SpreadLoss, VectorCaps, functional
+from tritoncaps.convert import convert_weight, load_weight
+from tritoncaps.kernels.flops import backward_flops, forward_flops
+from tritoncaps.models import MatrixCapsNet
+from tritoncaps.testing import Problem
+
+BACKENDS = ["reference", "cpu", "triton"]
+KERNELS = ["cpu", "triton"]
+TINY = Problem(RoutingMap.from_edges([0, 1, 1], [0, 0, 1], 2, 2), images=2, in_caps=2, out_caps=3)
+
+
+def small_net(**kwargs):
+    return MatrixCapsNet(1, 5, (4, 3, 2, 2), iterations=2, **kwargs)
+
+
+def step(model, images):
+    return SpreadLoss()(model(images).activations, torch.arange(len(images)) % 5)
+
+
+IMAGES = (2, 1, 17, 17)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_routes_in_float32(backend, dtype):
+    layer = ClassCaps(2, 3, backend=backend)
+    given = Capsules(torch.randn(2, 2, 2, 4, 4), torch.rand(2, 2, 2))
+    with torch.autocast("cpu", dtype):
+        out = layer(Capsules(*(x.to(dtype) for x in given)))
+        out.poses.sum().backward()
+    assert out.poses.dtype == out.activations.dtype == torch.float32
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+    exact = layer(Capsules(*(x.to(dtype).float() for x in given)))
+    torch.testing.assert_close(out.poses, exact.poses)
+
+
+def test_autocast_trains_a_model_with_a_scaler():
+    model, scaler = small_net(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    before = copy.deepcopy(model.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = step(model, torch.randn(IMAGES))
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(reentrant):
+    model, images = small_net(), torch.randn(IMAGES)
+    step(model, images).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    first = model.primary(model.conv(images).relu())
+    second = checkpoint(lambda *x: tuple(model.conv_caps1(Capsules(*x))), *first, use_reentrant=reentrant)
+    last = model.class_caps(model.conv_caps2(Capsules(*second)))
+    SpreadLoss()(last.activations, torch.arange(2)).backward()
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_selective_checkpointing_may_keep_the_routing():
+    layer, given = ClassCaps(3, 2), Capsules(torch.randn(2, 3, 2, 4, 4), torch.rand(2, 3, 2))
+    calls = []
+
+    def policy(ctx, op, *args, **kwargs):
+        calls.append(op)
+        saved = op == torch.ops.tritoncaps.em_routing_forward.default
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts():
+        return create_selective_checkpoint_contexts(policy)
+
+    expected = torch.autograd.grad(layer(given).poses.sum(), layer.weight)
+    out = checkpoint(lambda *x: layer(Capsules(*x)).poses, *given, use_reentrant=False, context_fn=contexts)
+    assert torch.equal(torch.autograd.grad(out.sum(), layer.weight)[0], expected[0])
+    assert torch.ops.tritoncaps.em_routing_forward.default in calls
+
+
+def test_parametrizations_and_pruning():
+    given = Capsules(torch.randn(2, 3, 2, 4, 4), torch.rand(2, 3, 2))
+    layer = parametrizations.weight_norm(ClassCaps(3, 2), "weight")
+    layer(given).poses.sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    layer = prune.l1_unstructured(ClassCaps(3, 2), "weight", amount=0.5)
+    layer(given).poses.sum().backward()
+    assert (layer.weight_orig.grad[layer.weight_mask == 0] == 0).all()
+    prune.remove(layer, "weight")
+    assert layer(given).poses.isfinite().all()
+
+
+@pytest.mark.parametrize("kwargs", [{"foreach": True}, {"fused": True}])
+def test_optimisers_clipping_and_averages(kwargs):
+    model, average = small_net(), None
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, **kwargs)
+    average = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    for _ in range(2):
+        optimizer.zero_grad()
+        step(model, torch.randn(IMAGES)).backward()
+        assert clip_grad_norm_(model.parameters(), 1.0).isfinite()
+        optimizer.step()
+        average.update_parameters(model)
+    assert average(torch.randn(IMAGES)).poses.isfinite().all()
+
+
+def test_hooks_data_parallel_and_shared_memory():
+    model, seen = small_net(), []
+    model.conv_caps1.register_forward_hook(lambda module, given, out: seen.append(type(out)))
+    model.conv_caps1.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(len(grad_out)))
+    step(nn.DataParallel(model), torch.randn(IMAGES)).backward()
+    assert seen == [Capsules, 2]
+    model.share_memory()
+    assert all(p.is_shared() for p in model.parameters())
+    assert copy.deepcopy(model)(torch.randn(IMAGES)).poses.shape == (2, 5, 4, 4)
+
+
+def test_tables_follow_their_layer():
+    """A layer has no buffers; its map's tables are where its input is."""
+    layer = ConvCaps2d(2, 3, 2, device="meta")
+    out = layer(Capsules(torch.empty(1, 2, 3, 3, 4, 4, device="meta"), torch.empty(1, 2, 3, 3, device="meta")))
+    assert out.poses.device.type == "meta"
+    assert not list(layer.buffers())
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    assert layer(Capsules(torch.randn(1, 2, 3, 3, 4, 4), torch.rand(1, 2, 3, 3))).poses.device.type == "cpu"
+    assert RoutingMap.conv((3, 3), 2).tables("cpu").children.device.type == "cpu"
+
+
+def opcheck_arguments(backend):
+    """Arguments of our operators: EM routing with what its forward pass saves."""
+    poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32)
+    tables = list(TINY.routing_map.tables())
+    options = (list(TINY.routing.lambdas)[:2], 1e-4, 0.7, "global")
+    forward = (poses, activations, weight, beta_u, beta_a, tables, *options, True, backend)
+    mean, activation, statistics, log_sums = torch.ops.tritoncaps.em_routing_forward(*forward)
+    backward = (mean, activation, *forward[:5], tables, statistics, log_sums, *options, "all", True, True, backend)
+    return {"em_routing_forward": forward, "em_routing_backward": backward} | dynamic_arguments(backend)
+
+
+def dynamic_arguments(backend):
+    routing_map = TINY.routing_map
+    poses, weight = torch.randn(2, 2, 2, 4), torch.randn(routing_map.num_weights, 2, 3, 4, 5)
+    tables, options = list(routing_map.tables()), (2, "global", False)
+    forward = (poses, weight, None, tables, *options, backend)
+    parents, sums = torch.ops.tritoncaps.dynamic_routing_forward(*forward)
+    backward = (parents, poses, weight, None, sums, tables, *options, "all", True, True, False, backend)
+    vectors = torch.randn(3, 4)
+    return {
+        "dynamic_routing_forward": forward,
+        "dynamic_routing_backward": backward,
+        "squash_forward": (vectors, backend),
+        "squash_backward": (vectors, vectors, backend),
+    }
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_operators_keep_the_rules(backend):
+    """Schema, fake tensors with the right shapes and strides, and compilation, for every operator."""
+    utilities = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    for name, arguments in opcheck_arguments(backend).items():
+        torch.library.opcheck(getattr(torch.ops.tritoncaps, name).default, arguments, test_utils=utilities)
+
+
+def test_flops_are_counted():
+    inputs = TINY.inputs(torch.float32, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        capsules = TINY.solve(functional.em_routing, inputs)
+        capsules.poses.sum().backward()
+    votes, iterations = 2 * 3 * 2 * 3, TINY.routing.iterations
+    assert counter.get_total_flops() == votes * (forward_flops(iterations) + backward_flops(iterations))
+    with FlopCounterMode(display=False) as counter:
+        VectorCaps(3, 4, 2, 5)(torch.randn(2, 3, 4)).poses.sum().backward()
+    assert counter.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_assignments_on_request(backend):
+    inputs = TINY.inputs(torch.float32)
+    route = {"routing_map": TINY.routing_map, "backend": backend}
+    capsules, assignments = functional.em_routing(*inputs, **route, return_assignments=True)
+    assert torch.equal(capsules.poses, functional.em_routing(*inputs, **route).poses)
+    assert assignments.shape == (2, 2, 2, 2, 3)
+    torch.testing.assert_close(assignments[:, 0, 0].sum(dim=-1), torch.ones(2, 2))  # child 0 has one parent location
+    second = assignments[:, 0, 1].sum(dim=-1) + assignments[:, 1, 0].sum(dim=-1)  # child 1 has two
+    torch.testing.assert_close(second, torch.ones(2, 2))
+    assert not assignments[:, 1, 1].any()  # nobody is there
+
+
+def test_matrices_of_other_libraries():
+    conv, classes = ConvCaps2d(3, 5, 2), ClassCaps(3, 5)
+    flat = torch.randn(2 * 2 * 3, 5, 4, 4)
+    load_weight(conv, flat)
+    assert torch.equal(conv.weight[1, 0, 2, 4], flat[(1 * 2 + 0) * 3 + 2, 4])
+    assert torch.equal(convert_weight(conv, flat[None]), conv.weight)
+    side_by_side = torch.randn(3, 2, 2, 4, 5 * 4)
+    load_weight(conv, side_by_side)
+    assert torch.equal(conv.weight[1, 0, 2, 4], side_by_side[2, 1, 0, :, 16:20])
+    load_weight(classes, torch.ones(1, 3, 5, 4, 4))
+    assert (classes.weight == 1).all()
+    with pytest.raises(ValueError, match=r"weight must have shape \[12, 5, 4, 4\] or .* but it has \[7\]"):
+        load_weight(conv, torch.randn(7))
+
+
+def test_no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nn.Sequential(PrimaryCaps(2, 3), ClassCaps(3, 2))(torch.randn(1, 2, 2, 2)).poses.sum().backward()
