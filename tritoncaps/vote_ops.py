@@ -207,7 +207,7 @@ class MStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, tables = *ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
+        inputs, tables = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
         return *m_step_backward(*grads[:3], *inputs, tables, *ctx.options), None, None, None, None
 
 

@@ -191,7 +191,7 @@ def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | No
 
 def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
     sizes = poses.shape[0], *weight.shape[1:3]
-    return make_edges(tables, "global", arithmetic(poses, weight), sizes, poses, weight, None, poses[:, :, 0])
+    return make_edges(tables, "global", arithmetic(poses, weight), sizes, poses, weight)
 
 
 def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competition: str) -> Edges:
