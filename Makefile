@@ -1,6 +1,8 @@
 # make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
-# Both work on a fresh clone with Python 3.10 to 3.13 and make, and reuse .venv when it is there.
+# make fuzz   call the public functions 20,000 times with anything for arguments
+# make soak   train for 2,000 steps on random shapes and watch memory
+# They work on a fresh clone with Python 3.10 to 3.13 and make, and reuse .venv when it is there.
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -8,7 +10,7 @@ RUN := .venv/bin/python
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck pytest clean
+.PHONY: demo test lint typecheck pytest fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
@@ -27,6 +29,12 @@ typecheck: $(STAMP)
 
 pytest: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal
+
+fuzz: $(STAMP)
+	$(RUN) -W ignore tests/fuzz.py --examples 20000
+
+soak: $(STAMP)
+	$(RUN) tests/soak.py --steps 2000
 
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(0) if (3, 10) <= sys.version_info[:2] < (3, 14) else sys.exit("tritoncaps needs Python 3.10 to 3.13, but $(PYTHON) is Python " + sys.version.split()[0] + "; name another one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)")'
