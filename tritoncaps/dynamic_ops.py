@@ -148,16 +148,16 @@ def _reference_backward(
     *unused: Any,
 ) -> tuple[Tensor, ...]:
     """What the backward operator computes, by the reference."""
-    parents, locations = Tables(*tables).children.shape[0], poses.shape[2]
-    routing_map = RoutingMap.from_tables(*tables[:3], (locations,), (parents,))
-    routing = DynamicRouting(iterations, competition, none_of_the_above, gradient)
+    children, weight_of, offset, *_ = tables
+    routing_map = RoutingMap.from_tables(children, weight_of, offset, poses.shape[2:3], children.shape[:1])
+    options: Any = iterations, competition, none_of_the_above, gradient
+    routing = DynamicRouting(*options)
 
     def route(poses: Tensor, weight: Tensor, priors: Tensor) -> Tensor:
         return reference.dynamic_routing(poses, weight, routing_map, routing, priors).transpose(1, 2)
 
     first = weight.new_zeros(weight.shape[:3]) if priors is None else priors
-    _, pull_back = torch.func.vjp(route, poses, weight, first)
-    return pull_back(grad)
+    return torch.func.vjp(route, poses, weight, first)[1](grad)
 
 
 _DifferentiableBackward = differentiable_again(dynamic_routing_backward, _reference_backward)

@@ -57,7 +57,7 @@ def differentiable_again(backward: Any, reference: Callable[..., tuple[Tensor, .
                 given = dict(zip(places, tensors, strict=True))
                 return reference(*(given.get(i, x) for i, x in enumerate(inputs)))
 
-            values, pull_back = torch.func.vjp(first, *(inputs[i] for i in places))
+            values, pull_back = torch.func.vjp(first, *(inputs[i] for i in places))[:2]
             needed = zip(grads, values, strict=True)
             found = pull_back(tuple(g if g.shape == x.shape else torch.zeros_like(x) for g, x in needed))
             second = dict(zip(places, found, strict=True))

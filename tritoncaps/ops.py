@@ -224,15 +224,17 @@ def _reference_backward(
     *unused: Any,
 ) -> tuple[Tensor, ...]:
     """What the backward operator computes, by the reference."""
-    parents, locations = Tables(*tables).children.shape[0], activations.shape[2]
-    routing_map = RoutingMap.from_tables(*tables[:3], (locations,), (parents,))
+    children, weight_of, offset, *_ = tables
+    routing_map = RoutingMap.from_tables(children, weight_of, offset, activations.shape[2:], children.shape[:1])
     routing = reference.Options(lambdas, variance_floor, mean_data != 1.0, competition, gradient)
 
-    def route(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        capsules = reference.em_routing(*inputs, routing_map, routing)
+    def route(
+        poses: Tensor, activations: Tensor, weight: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        capsules = reference.em_routing(poses, activations, weight, beta_u, beta_a, routing_map, routing)
         return rearrange(capsules.poses, "n c p i j -> n p (i j) c"), rearrange(capsules.activations, "n c p -> n p c")
 
-    _, pull_back = torch.func.vjp(route, poses, activations, weight, beta_u, beta_a)
+    pull_back = torch.func.vjp(route, poses, activations, weight, beta_u, beta_a)[1]
     return pull_back((grad_poses, grad_activations))
 
 

@@ -247,8 +247,8 @@ def _max_degree(key: tuple[Any, ...]) -> int:
 @constant
 def _host_tables(key: tuple[Any, ...]) -> Tables:
     kind, size, *options = key
-    make = {"conv": _conv_tables, "full": _full_tables}[kind]
-    return _with_inverse(*make(size, *options), math.prod(size))
+    children, weight_of, offset = _conv_tables(size, *options) if kind == "conv" else _full_tables(size, *options)
+    return _with_inverse(children, weight_of, offset, math.prod(size))
 
 
 def _with_inverse(children: Tensor, weight_of: Tensor, offset: Tensor, num_children: int) -> Tables:
