@@ -54,7 +54,7 @@ def main(seconds: float = 120.0, folder: Path = Path("demo")) -> float:
     )
 
     ours, reference = images_per_second(toys, None, steps=5), images_per_second(toys, "reference", steps=1)
-    print(f"training speed: {ours:.0f} images/s; the reference, which stores votes: {reference:.0f} images/s")
+    print(f"training speed: {ours:.0f} images/s; the reference, which stores votes: {reference:.3g} images/s")
     images = max(round(seconds * ours), LEAST_IMAGES)
     result = train_capsules(images // CONFIG.batch_size, folder / "run")
     linear = linear_accuracy(toys, tests)
