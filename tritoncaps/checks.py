@@ -79,10 +79,20 @@ def check_positive(**numbers: object) -> None:
             raise ValueError(f"{name} must be a whole number of at least 1, but it is {value!r}")
 
 
-def check_labels(labels: object, images: int, classes: int) -> None:
-    """Class indices [N] or a multi-hot [N, classes]."""
+def check_number(name: str, value: object, least: float) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
+        raise ValueError(f"{name} must be a number of at least {least:g}, but it is {value!r}")
+
+
+def check_labels(labels: object, activations: Tensor) -> None:
+    """Class indices [N] or a multi-hot [N, classes], for activations [N, classes]."""
+    images, classes = activations.shape
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, but it is a {type(labels).__name__}")
+    if labels.device != activations.device:
+        raise ValueError(
+            f"labels must be on the device of activations, {activations.device}, but they are on {labels.device}"
+        )
     if labels.ndim == 1 and (labels.is_floating_point() or labels.dtype == torch.bool):
         raise TypeError(f"labels of shape [N] must be whole numbers, but their dtype is {labels.dtype}")
     if tuple(labels.shape) not in ((images,), (images, classes)):

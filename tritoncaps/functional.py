@@ -19,6 +19,7 @@ from tritoncaps.checks import (
     check_alike,
     check_labels,
     check_map,
+    check_number,
     check_reverse_mode,
     check_routing,
     check_shape,
@@ -189,6 +190,8 @@ def m_step(
     }
     for name, value in given.items():
         check_tensor(name, value)
+    check_number("inverse_temperature", inverse_temperature, 0.0)
+    check_number("variance_floor", variance_floor, 0.0)
     check_alike(**given)
     _check_votes(votes, routing_map)
     images, _, _, in_caps, out_caps = votes.shape[:5]
@@ -338,7 +341,7 @@ def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> 
     activations [N, classes], labels [N].
     """
     _check_scores(activations)
-    check_labels(labels, *activations.shape)
+    check_labels(labels, activations)
     check_shape("labels", labels, [len(activations)])
     right = activations.gather(1, labels[:, None])
     wrong = torch.ones_like(activations).scatter(1, labels[:, None], 0)
@@ -354,7 +357,7 @@ def margin_loss(
     activations [N, classes]; labels [N], or multi-hot [N, classes] where several classes are present.
     """
     _check_scores(activations)
-    check_labels(labels, *activations.shape)
+    check_labels(labels, activations)
     if labels.ndim == 1:
         present = torch.zeros_like(activations).scatter(1, labels[:, None], 1)
     else:
