@@ -93,6 +93,8 @@ def check_labels(labels: object, activations: Tensor) -> None:
         raise ValueError(
             f"labels must be on the device of activations, {activations.device}, but they are on {labels.device}"
         )
+    if labels.is_complex():
+        raise TypeError(f"labels must be real numbers, but their dtype is {labels.dtype}")
     if labels.ndim == 1 and (labels.is_floating_point() or labels.dtype == torch.bool):
         raise TypeError(f"labels of shape [N] must be whole numbers, but their dtype is {labels.dtype}")
     if tuple(labels.shape) not in ((images,), (images, classes)):
