@@ -61,7 +61,7 @@ def edge_flops(kernel: str, weights: str = "assignment", T: int = 1, pose: int =
 def parent_flops(kernel: str, splits: int = 1, pose: int = POSE) -> int:
     """Operations for each parent."""
     return {
-        "fit_kernel": splits * (8 * pose + 1) + 6 * pose + 16,
+        "fit_kernel": splits * (7 * pose + 3) + 5 * pose + 16,
         "slopes_kernel": splits * (2 * pose + 1) + 14 * pose + 12,
         "outputs_kernel": 4,
     }[kernel]
@@ -83,7 +83,7 @@ def launch_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) ->
 def parent_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
     """The same of a launch over parents."""
     flops = parent_flops(kernel.name, args.get("splits", 1), args.get("H", POSE))
-    return _metadata(kernel, args, args["size"] * flops)
+    return _metadata(kernel, args, args["rows"] * args["C"] * flops)
 
 
 def sum_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) -> dict[str, Any]:

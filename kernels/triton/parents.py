@@ -1,7 +1,7 @@
 """What is per parent and not per edge: an M-step's last lines, their gradients, and the outputs.
 
 These kernels are the second pass of the parent view: they add up its splits, always in the same order. A program owns
-BLOCK parents and all their H pose entries, in tiles [16, BLOCK].
+BLOCK parents and all their H pose entries, in tiles [BLOCK, 16].
 
     statistics [N, P, 2 H + 4, C]   H rows of mean, H of precision = 1 / (2 variance); constant = log a - 1/2 sum_h
                                     log(2 pi variance_h), logit, support S, and sum_h log variance_h
@@ -30,7 +30,7 @@ from tritoncaps.reference import least_support
 LOG_2_PI = tl.constexpr(math.log(2 * math.pi))
 
 
-@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["size", "splits"])
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "splits"])
 def fit_kernel(
     p_moments,
     p_before,
@@ -40,7 +40,7 @@ def fit_kernel(
     inverse_temperature: tl.float64,
     variance_floor: tl.float64,
     mean_data: tl.float64,
-    size,
+    rows,
     splits,
     H: tl.constexpr,
     C: tl.constexpr,
@@ -53,32 +53,33 @@ def fit_kernel(
     mean = mean before + m;  zero if S is too small to divide by
     logit = inverse_temperature (beta_a - S / mean_data sum_h (beta_u + 1/2 log variance_h))
 
-    p_moments [splits, size / C, 2 H + 1, C]; p_before [size / C, 2 H + 4, C], or None: then d = V; p_beta_u, p_beta_a
-    [C]; p_out [size / C, 2 H + 4, C].
+    p_moments [splits, rows, 2 H + 1, C]; p_before [rows, 2 H + 4, C], or None: then d = V; p_beta_u, p_beta_a
+    [C]; p_out [rows, 2 H + 4, C].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_j, o_c, m_j = parent_tile(size, C, BLOCK)
+    o_j, o_c, m_j = parent_tile(rows, C, BLOCK)
     p_moments += o_j * (2 * H + 1) * C + o_c
     p_out += o_j * (2 * H + 4) * C + o_c
-    step = size.to(tl.int64) * (2 * H + 1)  # to the next split
+    step = rows.to(tl.int64) * (2 * H + 1) * C  # to the next split
 
-    b_support = add_splits(p_moments + 2 * H * C, step, splits, m_j, DTYPE)
-    m_supported = b_support > LEAST_SUPPORT
-    b_inverse = 1.0 / tl.where(m_supported, b_support, 1.0)
     b_floor = tl.full((1, 1), variance_floor, DTYPE)
-    b_log_variance = tl.zeros((ENTRIES, BLOCK), DTYPE)
+    b_log_variance = tl.zeros((BLOCK, ENTRIES), DTYPE)
     for i_h in tl.static_range(0, H, ENTRIES):
         o_h, m_h = entry_tile(i_h, H, m_j)
-        b_m = tl.zeros((ENTRIES, BLOCK), DTYPE)
-        for k in range(splits):
-            b_share = b_inverse * tl.load(p_moments + k * step + 2 * H * C, mask=m_j, other=0.0)
-            b_m += b_share * tl.load(p_moments + k * step + o_h * C, mask=m_h, other=0.0)
-        b_second = tl.zeros((ENTRIES, BLOCK), DTYPE)
-        for k in range(splits):
-            b_total = tl.load(p_moments + k * step + 2 * H * C, mask=m_j, other=0.0)
-            b_apart = tl.load(p_moments + k * step + o_h * C, mask=m_h, other=0.0) - b_m
-            b_second += tl.load(p_moments + k * step + (H + o_h) * C, mask=m_h, other=0.0)
-            b_second += b_total * b_apart * b_apart
+        b_support = tl.zeros((BLOCK, 1), DTYPE)
+        b_m = tl.zeros((BLOCK, ENTRIES), DTYPE)
+        b_second = tl.zeros((BLOCK, ENTRIES), DTYPE)
+        for k in range(splits):  # as the parent view adds a child
+            p_split = p_moments + k * step
+            b_total = tl.load(p_split + 2 * H * C, mask=m_j, other=0.0)
+            b_sum = b_support + b_total
+            b_share = b_total / tl.where(b_sum > 0, b_sum, 1.0)
+            b_apart = tl.load(p_split + o_h * C, mask=m_h, other=0.0) - b_m
+            b_second += tl.load(p_split + (H + o_h) * C, mask=m_h, other=0.0) + b_support * b_share * b_apart * b_apart
+            b_m += b_share * b_apart
+            b_support = b_sum
+        m_supported = b_support > LEAST_SUPPORT
+        b_inverse = 1.0 / tl.where(m_supported, b_support, 1.0)
         b_variance = tl.maximum(b_second * b_inverse, b_floor, propagate_nan=tl.PropagateNan.ALL)
         b_log_variance += tl.where(m_h, tl.log(b_variance), 0.0)
         b_mean = b_m
@@ -87,7 +88,7 @@ def fit_kernel(
         tl.store(p_out + o_h * C, tl.where(m_supported, b_mean, 0.0), mask=m_h)
         tl.store(p_out + (H + o_h) * C, 0.5 / b_variance, mask=m_h)
 
-    b_log_variance = tl.sum(b_log_variance, axis=0, keep_dims=True)
+    b_log_variance = tl.sum(b_log_variance, axis=1, keep_dims=True)
     b_cost = cost_of_datum(b_log_variance, p_beta_u, o_c, m_j, H, DTYPE) * b_support
     b_cost /= tl.full((1, 1), mean_data, DTYPE)
     b_beta_a = tl.load(p_beta_a + o_c, mask=m_j, other=0.0).to(DTYPE)
@@ -99,7 +100,7 @@ def fit_kernel(
     tl.store(p_out + (2 * H + 3) * C, b_log_variance, mask=m_j)
 
 
-@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["size", "splits"])
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "splits"])
 def slopes_kernel(
     p_moments,
     p_grad_mean,
@@ -113,7 +114,7 @@ def slopes_kernel(
     inverse_temperature: tl.float64,
     variance_floor: tl.float64,
     mean_data: tl.float64,
-    size,
+    rows,
     splits,
     H: tl.constexpr,
     C: tl.constexpr,
@@ -133,15 +134,15 @@ def slopes_kernel(
 
     or given, with zero for p_grad_variance None, and glogit = gactivation a (1 - a) if p_grad_logit is None.
 
-    p_moments [splits, size / C, 2 H + 1, C] or None; p_grad_mean, p_grad_variance [size / C, H, C], p_grad_logit,
-    p_grad_activation [size]; p_statistics, p_before [size / C, 2 H + 4, C], p_before None: no shift is written;
-    p_beta_u [C]; p_out [size / C, 3 H + 3, C].
+    p_moments [splits, rows, 2 H + 1, C] or None; p_grad_mean, p_grad_variance [rows, H, C], p_grad_logit,
+    p_grad_activation [rows, C]; p_statistics, p_before [rows, 2 H + 4, C], p_before None: no shift is written;
+    p_beta_u [C]; p_out [rows, 3 H + 3, C].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_j, o_c, m_j = parent_tile(size, C, BLOCK)
+    o_j, o_c, m_j = parent_tile(rows, C, BLOCK)
     p_statistics += o_j * (2 * H + 4) * C + o_c
     p_out += o_j * (3 * H + 3) * C + o_c
-    step = size.to(tl.int64) * (2 * H + 1)  # to the next split
+    step = rows.to(tl.int64) * (2 * H + 1) * C  # to the next split
     b_logit = tl.load(p_statistics + (2 * H + 1) * C, mask=m_j, other=0.0)
     b_support = tl.load(p_statistics + (2 * H + 2) * C, mask=m_j, other=0.0)
     b_log_variance = tl.load(p_statistics + (2 * H + 3) * C, mask=m_j, other=0.0)
@@ -160,7 +161,7 @@ def slopes_kernel(
     b_gcost = -b_gbeta_a / tl.full((1, 1), mean_data, DTYPE)
     b_inverse = 1.0 / tl.where(b_support > LEAST_SUPPORT, b_support, 1.0)
     b_limit = 0.5 / tl.full((1, 1), variance_floor, DTYPE)  # the precision of a variance at the floor
-    b_Cv = tl.zeros((ENTRIES, BLOCK), DTYPE)
+    b_Cv = tl.zeros((BLOCK, ENTRIES), DTYPE)
     for i_h in tl.static_range(0, H, ENTRIES):
         o_h, m_h = entry_tile(i_h, H, m_j)
         b_precision = tl.load(p_statistics + (H + o_h) * C, mask=m_h, other=1.0)
@@ -171,7 +172,7 @@ def slopes_kernel(
         else:
             o_entry = (o_j * H + o_h) * C + o_c
             b_gmean = tl.load(p_grad_mean + o_entry, mask=m_h, other=0.0).to(DTYPE)
-            b_gvariance = tl.zeros((ENTRIES, BLOCK), DTYPE)
+            b_gvariance = tl.zeros((BLOCK, ENTRIES), DTYPE)
             if p_grad_variance is not None:
                 b_gvariance += tl.load(p_grad_variance + o_entry, mask=m_h, other=0.0).to(DTYPE)
         b_gvariance += b_gcost * b_support * b_precision
@@ -185,18 +186,18 @@ def slopes_kernel(
             tl.store(p_out + (2 * H + o_h) * C, b_before - b_mean, mask=m_h)
 
     b_A = b_gcost * cost_of_datum(b_log_variance, p_beta_u, o_c, m_j, H, DTYPE)
-    tl.store(p_out + 3 * H * C, b_A - tl.sum(b_Cv, axis=0, keep_dims=True), mask=m_j)
+    tl.store(p_out + 3 * H * C, b_A - tl.sum(b_Cv, axis=1, keep_dims=True), mask=m_j)
     tl.store(p_out + (3 * H + 1) * C, H * b_gcost * b_support, mask=m_j)
     tl.store(p_out + (3 * H + 2) * C, b_gbeta_a, mask=m_j)
 
 
-@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["size"])
-def outputs_kernel(p_statistics, p_poses, p_activations, size, C: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows"])
+def outputs_kernel(p_statistics, p_poses, p_activations, rows, C: tl.constexpr, BLOCK: tl.constexpr):
     """The means, and a = sigmoid(logit).
 
-    p_statistics [size / C, 36, C]; p_poses [size / C, 16, C], p_activations [size].
+    p_statistics [rows, 36, C]; p_poses [rows, 16, C], p_activations [rows, C].
     """
-    o_j, o_c, m_j = parent_tile(size, C, BLOCK)
+    o_j, o_c, m_j = parent_tile(rows, C, BLOCK)
     o_h, m_h = entry_tile(0, ENTRIES, m_j)
     p_statistics += o_j * (2 * ENTRIES + 4) * C + o_c
     b_mean = tl.load(p_statistics + o_h * C, mask=m_h, other=0.0)
@@ -206,16 +207,17 @@ def outputs_kernel(p_statistics, p_poses, p_activations, size, C: tl.constexpr, 
 
 
 @triton.jit
-def parent_tile(size, C, BLOCK: tl.constexpr):
-    """Image and location n P + p, type and mask of a program's parents, [1, BLOCK]."""
-    o_parent = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    return o_parent // C, o_parent % C, o_parent < size
+def parent_tile(rows, C, BLOCK: tl.constexpr):
+    """Row n P + p, type and mask of a program's parents, [BLOCK, 1]: lanes run along types."""
+    o_parent = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    o_j = o_parent // C
+    return o_j, o_parent % C, o_j < rows
 
 
 @triton.jit
 def entry_tile(i_h, H, m_j):
-    """Sixteen pose entries from i_h on, [16, 1], and the mask [16, BLOCK]."""
-    o_h = i_h + tl.arange(0, ENTRIES)[:, None]
+    """Sixteen pose entries from i_h on, [1, 16], and the mask [BLOCK, 16]."""
+    o_h = i_h + tl.arange(0, ENTRIES)[None, :]
     return o_h, m_j & (o_h < H)
 
 
@@ -288,9 +290,9 @@ def outputs(statistics: Tensor) -> tuple[Tensor, Tensor]:
     """Poses [N, P, 16, C] and activations [N, P, C]."""
     N, P, _, C = statistics.shape
     poses, activations = statistics.new_empty(N, P, entries_of(statistics), C), statistics.new_empty(N, P, C)
-    size = activations.numel()
-    if size:
-        outputs_kernel[(blocks(size, PARENTS),)](statistics, poses, activations, size, C=C, BLOCK=PARENTS)
+    if activations.numel():
+        programs = blocks(activations.numel(), PARENTS)
+        outputs_kernel[(programs,)](statistics, poses, activations, N * P, C=C, BLOCK=PARENTS)
     return poses, activations
 
 
@@ -303,14 +305,13 @@ def _launch(kernel: Any, fit: Fit, entries: int, **arguments: Any) -> None:
     """A program for each block of parents of p_out."""
     out = arguments["p_out"]
     N, P, _, C = out.shape
-    size = N * P * C
-    if size:
-        kernel[(blocks(size, PARENTS),)](
+    if out.numel():
+        kernel[(blocks(N * P * C, PARENTS),)](
             **arguments,
             inverse_temperature=fit.inverse_temperature,
             variance_floor=fit.variance_floor,
             mean_data=fit.mean_data,
-            size=size,
+            rows=N * P,
             H=entries,
             C=C,
             LEAST_SUPPORT=least_support(out.dtype),

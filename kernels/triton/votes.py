@@ -143,38 +143,20 @@ def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, DTYPE: tl.conste
 
 
 @triton.jit
-def vote_gradient(
-    b_votes,
-    b_a,
-    b_share,
-    p_statistics,
-    p_slopes,
-    p_log_sums,
-    p_da,
-    o_n,
-    o_b,
-    o_c,
-    i_p,
-    i_g,
-    N,
-    P,
-    G,
-    T,
-    B,
-    C,
-    ALL: tl.constexpr,
-    BN: tl.constexpr,
-    BB: tl.constexpr,
-    BC: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, B, C, ALL: tl.constexpr):
     """dL/dV of a tile in sixteen tiles, and R G: sums over all T iterations, or of the last one if not ALL.
 
     dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift. dl = 0 in the first iteration, where R is
     b_share, and if not ALL: then the assignments are constants.
 
-    p_statistics [T, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B].
+    pointers  p_statistics [T, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]
+    tile      images, child types, parent types, parent location and group of the votes
+    sizes     N, P, G, T
     """
+    p_statistics, p_slopes, p_log_sums, p_da = pointers
+    o_n, o_b, o_c, i_p, i_g = tile
+    N, P, G, T = sizes
+    DTYPE: tl.constexpr = b_votes[0].dtype
     m_parent = (o_n < N) & (o_c < C)
     m_child = (o_n < N) & (o_b < B)
     o_parent = o_n * P + i_p
@@ -183,8 +165,8 @@ def vote_gradient(
     n_children = N.to(tl.int64) * G * B
     p_statistics += o_parent * STATISTICS * C + o_c
     p_slopes += o_parent * SLOPES * C + o_c
-    b_dV = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
-    b_RG = tl.zeros((BN, BB, BC), DTYPE)
+    b_RG = tl.zeros_like(b_votes[0])
+    b_dV = (b_RG,) * ENTRIES
     for t in range(0 if ALL else T - 1, T):
         m_soft = m_parent & (t > 0)  # in the first iteration R is uniform, and e = V - mean
         i_before = tl.maximum(t - 1, 0)
