@@ -1,5 +1,6 @@
 # make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
+# make bench  measure the quick suite and write docs/benchmarks.md from it
 # make fuzz   call the public functions 20,000 times with anything for arguments
 # make soak   train for 2,000 steps on random shapes and watch memory
 # They work on a fresh clone with Python 3.10 to 3.13 and make, and reuse .venv when it is there.
@@ -10,7 +11,7 @@ RUN := .venv/bin/python
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck pytest fuzz soak clean
+.PHONY: demo test lint typecheck pytest bench fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
@@ -29,6 +30,9 @@ typecheck: $(STAMP)
 
 pytest: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal
+
+bench: $(STAMP)
+	$(RUN) bench/suite.py --quick --page docs/benchmarks.md
 
 fuzz: $(STAMP)
 	$(RUN) -W ignore tests/fuzz.py --examples 20000

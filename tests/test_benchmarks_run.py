@@ -6,31 +6,132 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parent.parent / "bench"
+OURS, REFERENCE = "tritoncaps", "reference"
+TIMED = ("pose_votes", "coordinate_addition", "m_step", "e_step", "em_routing", "dynamic_routing", "layers", "models")
 
 
-def smoke(script, folder):
-    """The rows of a benchmark's short run."""
-    out = folder / "rows.json"
-    command = [sys.executable, str(BENCH / script), "--smoke", "--json", str(out)]
+def bench(script, *arguments, code=0):
+    command = [sys.executable, str(BENCH / script), *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def read(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def smoke(subject, folder):
+    """The rows of a benchmark's short run, without its header."""
+    out = folder / "rows.json"
+    result = bench(f"{subject}.py", "--smoke", "--json", out)
+    assert result.stdout.startswith("device: ")
+    assert out.with_suffix(".csv").read_text().startswith("subject,case,")
+    header, *rows = read(out)
+    assert {"device", "threads", "versions", "commit"} <= set(header)
+    return rows
+
+
+def numbers(row):
+    return [x for x in row.values() if isinstance(x, float)]
+
+
+def assert_sane(rows):
+    for row in rows:
+        assert not row.get("failed"), row
+        assert all(math.isfinite(x) and x >= 0 for x in numbers(row)), row
+
+
+@pytest.mark.parametrize("subject", TIMED)
+def test_timed_subjects(tmp_path, subject):
+    rows = [row for row in smoke(subject, tmp_path) if row["mode"] != "traffic"]
+    assert_sane(rows)
+    for mode in ("forward", "step"):
+        assert {OURS, REFERENCE} <= {row["provider"] for row in rows if row["mode"] == mode}
+    for row in rows:
+        assert 0 < row["p20_ms"] <= row["p50_ms"] <= row["p80_ms"]
+        assert row["sgemm_gflops"] > 0
+        assert row["copy_gbs"] > 0
+        assert row["provider"] not in (OURS, REFERENCE) or row["error"] <= row["allowed_error"]
+
+
+def test_dynamic_routing_moves_fewer_bytes(tmp_path):
+    ours, eager = (row for row in smoke("dynamic_routing", tmp_path) if row["mode"] == "traffic")
+    assert 0 < ours["traffic_mib"] < eager["traffic_mib"]
+
+
+def test_scaling(tmp_path):
+    rows = smoke("scaling", tmp_path)
+    assert_sane(rows)
+    assert [row["x"] for row in rows] == [1, 2]
+    assert all(row["ns_per_vote"] > 0 for row in rows)
+
+
+def test_memory(tmp_path):
+    """Our kernels keep less than the reference."""
+    ours, reference = smoke("memory", tmp_path)
+    assert_sane([ours, reference])
+    assert 0 < ours["kept_mib"] < reference["kept_mib"]
+    assert reference["peak_mib"] > 0
+
+
+def test_first_call(tmp_path):
+    (row,) = smoke("first_call", tmp_path)
+    assert row["provider"] == REFERENCE
+    assert row["p50_ms"] > 0
+
+
+def test_suite_writes_a_page_and_compares(tmp_path):
+    """From the same rows, the same page; a run does not differ from itself."""
+    out, page = tmp_path / "rows.json", tmp_path / "benchmarks.md"
+    arguments = ("--smoke", "--only", "coordinate_addition", "scaling")
+    bench("suite.py", *arguments, "--json", out, "--page", page, "--profile")
+    assert "## Scaling" in page.read_text()
+    assert (tmp_path / "benchmarks" / "scaling.png").stat().st_size > 1000
+    assert list(tmp_path.glob("*.trace.json"))
+    again = tmp_path / "again" / "benchmarks.md"
+    again.parent.mkdir()
+    bench("suite.py", "--rows", tmp_path / "benchmarks" / "rows.json", "--json", out, "--page", again)
+    assert again.read_text() == page.read_text()
+    lines = bench("suite.py", "--compare", out, out).stdout.splitlines()
+    verdicts = [line for line in lines if line.startswith(("coordinate_addition", "scaling"))]
+    assert len(verdicts) >= 4
+    assert all(line.rstrip().endswith("no difference seen") for line in verdicts)
+
+
+def test_the_page_in_docs_is_generated(tmp_path):
+    """docs/benchmarks.md is what its rows give, to the letter."""
+    page = BENCH.parent / "docs" / "benchmarks.md"
+    if not page.exists():
+        pytest.skip("`make bench` has not written it")
+    again = tmp_path / "benchmarks.md"
+    bench("suite.py", "--rows", page.with_suffix("") / "rows.json", "--json", tmp_path / "rows.json", "--page", again)
+    assert again.read_text() == page.read_text()
+
+
+def test_a_wrong_result_prints_no_time(tmp_path):
+    """A provider whose error check fails has a reason in place of a time."""
+    code = (
+        "import report, problems, em_routing; from dataclasses import replace\n"
+        "case = em_routing.case('em_routing', 'tiny', problems.TINY)\n"
+        "wrong = replace(case, ours=lambda *x: [1.001 * y for y in case.reference(*x)])\n"
+        "rows = wrong.rows('smoke')\n"
+        "assert all('p50_ms' not in r for r in rows if r['provider'] == 'tritoncaps'), rows\n"
+        "assert all('p50_ms' in r for r in rows if r['provider'] == 'reference'), rows\n"
+        "print(report.table(rows))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("device: CPU")
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    assert "no time: tritoncaps, forward: its error of 1.0e-03 is above" in result.stdout
 
 
-def test_em_routing(tmp_path):
-    rows = smoke("em_routing.py", tmp_path)
-    assert {row["provider"] for row in rows} == {"tritoncaps", "reference"}
-    assert all(math.isfinite(row["ms"]) and row["ms"] > 0 for row in rows)
-
-
-def test_dynamic_routing(tmp_path):
-    *timed, memory, traffic = smoke("dynamic_routing.py", tmp_path)
-    assert {row["provider"] for row in timed} == {"tritoncaps", "reference"}
-    assert all(math.isfinite(row["ms"]) and row["ms"] > 0 for row in timed)
-    assert memory["kept_mib_ours"] < memory["kept_mib_reference"]
-    assert 0 < traffic["share"] < 1
+def test_errors_are_one_sentence(tmp_path):
+    error = bench("suite.py", "--compare", tmp_path / "a.json", tmp_path / "b.json", code=1).stderr
+    assert error.startswith("bench: ")
+    assert error.count("\n") == 1
 
 
 def test_gpu_estimate(tmp_path):

@@ -2,6 +2,7 @@
 
 examples:
   tritoncaps bench                        which benchmarks there are
+  tritoncaps bench suite --quick          all of them, in two minutes
   tritoncaps bench em_routing --smoke     arguments after the name go to the benchmark
 """
 
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError("bench/ is part of the repository, not of the installed package: clone it")
     if args.name is None:
         for name, path in scripts.items():
-            print(f"{name:<14} {(ast.get_docstring(ast.parse(path.read_text())) or '').splitlines()[0]}")
+            print(f"{name:<20} {(ast.get_docstring(ast.parse(path.read_text())) or '').splitlines()[0]}")
         return 0
     if args.name not in scripts:
         raise ValueError(f"bench must be one of {', '.join(scripts)}, but it is {args.name!r}")

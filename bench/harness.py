@@ -1,0 +1,385 @@
+"""How every benchmark measures: interleaved repetitions, roofs of the same run, errors against float64, memory.
+
+A `Case` is one calculation and the providers that can do it. Each subject is a file with `cases(level)`, a list of
+these, and runs alone (`python bench/m_step.py --quick`) or with all others (`python bench/suite.py --quick`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+import tritoncaps
+import tritoncaps.flops
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+OURS, REFERENCE, COMPILED, CONV = "tritoncaps", "reference", "reference, compiled", "nn.Conv2d"
+MIB = 2**20
+LEVELS = ("smoke", "quick", "full")
+Function = Callable[..., Sequence[Tensor]]
+Row = dict[str, Any]
+
+
+class Effort(NamedTuple):
+    """Rounds of a case: at least and at most so many, and in between until so many seconds have passed."""
+
+    least: int
+    most: int
+    seconds: float
+
+
+EFFORTS = {"smoke": Effort(2, 2, 0.0), "quick": Effort(5, 30, 1.0), "full": Effort(9, 60, 10.0)}
+
+
+class Rival(NamedTuple):
+    """Somebody else's calculation of about the same size, on tensors of its own. Its errors are not ours to check."""
+
+    name: str
+    function: Function
+    tensors: Callable[[], list[Tensor]]
+    data: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One calculation, by our library and by the reference: functions of the same tensors."""
+
+    subject: str
+    name: str
+    ours: Function
+    reference: Function
+    tensors: Callable[[], list[Tensor]]  # float64; rounded and moved to the device here
+    images: int
+    data: int  # how many of the tensors are data; parameters follow
+    rival: Rival | None = None
+    bytes: float | None = None  # that the forward pass must read and write, whoever does it
+    votes: int | None = None
+    timed: tuple[str, ...] = (OURS, REFERENCE, COMPILED)
+    modes: tuple[str, ...] = ("forward", "step")
+    data_gradient: bool = True
+    group: str | None = None  # of cases that differ in one number, `x`
+    x: float | None = None
+    threads: int | None = None
+
+    def rows(self, level: str, repeats: int | None = None) -> list[Row]:
+        """Time all providers in turn, check what they computed, and count what they keep."""
+        torch._dynamo.reset()
+        functions = {OURS: self.ours, REFERENCE: self.reference}
+        if level != "smoke" and COMPILED in self.timed:
+            functions[COMPILED] = torch.compile(self.reference)
+        calls, rows = {}, {}
+        for provider, function in functions.items():
+            if provider in self.timed:
+                for mode in self.modes:
+                    row = self._row(provider, mode)
+                    call = self._call(function, self.tensors, self.data, mode, torch.float32)
+                    rows[provider, mode], calls[provider, mode] = row, call
+        self._check(calls, rows)
+        if self.rival:
+            for mode in self.modes:
+                rows[self.rival.name, mode] = self._row(self.rival.name, mode)
+                calls[self.rival.name, mode] = self._call(
+                    self.rival.function, self.rival.tensors, self.rival.data, mode, torch.float32
+                )
+        self._count(calls, rows, functions)
+        alive = {key: call for key, call in calls.items() if not rows[key].get("failed")}
+        with threads(self.threads):
+            _add_times(rows, interleaved({**alive, **ROOFS}, EFFORTS[level], repeats))
+        return list(rows.values())
+
+    def _row(self, provider: str, mode: str) -> Row:
+        known = {"subject": self.subject, "case": self.name, "mode": mode, "provider": provider, "images": self.images}
+        series = {"group": self.group, "x": self.x, "votes": self.votes}
+        return known | {key: value for key, value in series.items() if value is not None}
+
+    def _call(
+        self, function: Function, tensors: Callable[[], list[Tensor]], data: int, mode: str, dtype: torch.dtype
+    ) -> Callable[[], list[Tensor]]:
+        """The outputs; in a step also the gradients of what wants one."""
+        inputs = [x.to(DEVICE, dtype if x.is_floating_point() else None) for x in tensors()]
+        if mode == "forward":
+            return lambda: _without_gradient(function, inputs)
+        wanted = [x for i, x in enumerate(inputs) if x.is_floating_point() and (self.data_gradient or i >= data)]
+        for x in wanted:
+            x.requires_grad_()
+        cotangents: list[Tensor] = []
+
+        def step() -> list[Tensor]:
+            outputs = list(function(*inputs))
+            if not cotangents:
+                cotangents.extend(_cotangent(x) for x in outputs)
+            return [*outputs, *torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True)]
+
+        return step
+
+    def _check(self, calls: dict, rows: dict[Any, Row]) -> None:
+        """A provider may be twice as wrong as plain torch in float32, and 32 units in the last place more."""
+        exact = self._results(torch.float64)
+        allowed = 2 * error(self._results(torch.float32), exact) + 32 * torch.finfo(torch.float32).eps
+        for key, call in calls.items():
+            try:
+                wrong = error(call(), exact)
+            except Exception as failure:  # torch.compile needs a C++ compiler, memory, and more
+                rows[key]["failed"] = " ".join(str(failure).split())[:200] or type(failure).__name__
+                continue
+            rows[key] |= {"error": wrong, "allowed_error": allowed}
+            if not wrong <= allowed:
+                rows[key]["failed"] = f"its error of {wrong:.1e} is above {allowed:.1e}"
+
+    def _results(self, dtype: torch.dtype) -> list[Tensor]:
+        mode = "step" if "step" in self.modes else "forward"
+        return [x.detach() for x in self._call(self.reference, self.tensors, self.data, mode, dtype)() if x is not None]
+
+    def _count(self, calls: dict, rows: dict[Any, Row], functions: dict[str, Function]) -> None:
+        """Operations where all of them are known, bytes that must move, bytes kept for backward."""
+        for (provider, mode), row in rows.items():
+            limited_by_memory = self.bytes is not None and provider in functions
+            if provider not in (REFERENCE, COMPILED) and not limited_by_memory and not row.get("failed"):
+                row["flops"] = flops(calls[provider, mode])
+            if self.bytes is not None and mode == "forward" and provider in functions:
+                row["bytes"] = self.bytes
+            if mode == "step" and provider in (OURS, REFERENCE):
+                row["kept_mib"] = kept_bytes(functions[provider], self.tensors(), self.data) / self.images / MIB
+
+
+def _without_gradient(function: Function, inputs: list[Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        return list(function(*inputs))
+
+
+def _cotangent(x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(x.numel())
+    return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
+
+
+def error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The largest error of any result, relative to the largest number in its tensor; nan counts as infinite."""
+    worst = 0.0
+    for result, expected in zip((x for x in results if x is not None), exact, strict=False):
+        if expected.numel():
+            scale = float(expected.abs().max()) or 1.0
+            difference = (result.detach().double() - expected).abs().nan_to_num(nan=float("inf"))
+            worst = max(worst, float(difference.max()) / scale)
+    return worst
+
+
+def interleaved(calls: dict, effort: Effort, repeats: int | None = None) -> dict[Any, list[float]]:
+    """Seconds of each call in every round; a round calls all in turn, so that a noisy machine disturbs all alike.
+
+    Everything has been called once before, except roofs, which are warm after a round that is not counted.
+    """
+    taken: dict[Any, list[float]] = {key: [] for key in calls}
+    for roof in ROOFS.values():
+        roof()
+    gc.collect()
+    start, rounds = time.perf_counter(), 0
+    while rounds < (repeats or effort.least) or (
+        not repeats and rounds < effort.most and time.perf_counter() - start < effort.seconds
+    ):
+        for key, call in calls.items():
+            taken[key].append(seconds(call))
+        rounds += 1
+    return taken
+
+
+def seconds(call: Callable[[], object]) -> float:
+    _wait()
+    start = time.perf_counter()
+    result = call()
+    _wait()
+    taken = time.perf_counter() - start
+    del result  # freeing it is not what is measured
+    return taken
+
+
+def _wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _add_times(rows: dict[Any, Row], taken: dict[Any, list[float]]) -> None:
+    """Percentiles, rates with the share of a roof, and how many times our own time it is, round by round."""
+    roofs = {name: amount / statistics.median(taken[name]) for name, amount in ROOF_AMOUNTS.items()}
+    for key, row in rows.items():
+        if key not in taken:
+            continue
+        times = taken[key]
+        p20, p50, p80 = percentiles(times)
+        row |= {"p20_ms": p20 * 1e3, "p50_ms": p50 * 1e3, "p80_ms": p80 * 1e3}
+        row |= {"times_ms": [round(t * 1e3, 6) for t in times], "images_per_s": row["images"] / p50}
+        row |= {"sgemm_gflops": roofs["sgemm"] / 1e9, "copy_gbs": roofs["copy"] / 1e9}
+        if row.get("flops"):
+            row |= {"gflops": row["flops"] / p50 / 1e9, "of_sgemm": row["flops"] / p50 / roofs["sgemm"]}
+        if row.get("bytes"):
+            row |= {"gbs": row["bytes"] / p50 / 1e9, "of_copy": row["bytes"] / p50 / roofs["copy"]}
+        if row.get("group"):
+            row["ns_per_vote"] = p50 / row["votes"] * 1e9
+        own = taken.get((OURS, row["mode"]))
+        if own and row["provider"] != OURS:
+            low, middle, high = percentiles([t / o for t, o in zip(times, own, strict=True)])
+            row |= {"times_ours_p20": low, "times_ours": middle, "times_ours_p80": high}
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """p20, p50 and p80, between the two nearest values."""
+    low, middle, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8]).double())
+    return float(low), float(middle), float(high)
+
+
+_SIDE, _NUMBERS = (4096, 2**26) if DEVICE.type == "cuda" else (1024, 2**23)
+_a, _b = torch.randn(2, _SIDE, _SIDE, device=DEVICE)
+_source = torch.ones(_NUMBERS, device=DEVICE)
+_target = torch.empty_like(_source)
+ROOFS: dict[Any, Callable[[], object]] = {"sgemm": lambda: _a @ _b, "copy": lambda: _target.copy_(_source)}
+ROOF_AMOUNTS = {"sgemm": 2 * _SIDE**3, "copy": 2 * _source.numel() * 4}
+
+
+def flops(call: Callable[[], object]) -> int:
+    """Floating-point operations of matrix products, convolutions and our kernels; a multiply-add is two."""
+    with _Operations() as counter:
+        call()
+    return counter.total
+
+
+class _Operations(TorchDispatchMode):
+    """FlopCounterMode without its hooks in modules, which autograd.grad does not bear."""
+
+    total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        formula = flop_registry.get(function.overloadpacket)
+        if formula:
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def kept_bytes(function: Function, tensors: Sequence[Tensor], data: int) -> int:
+    """What autograd keeps for the backward pass in float32, its inputs with it, but not parameters and tables."""
+    seen: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    inputs = [x.to(DEVICE, torch.float32).requires_grad_() if x.is_floating_point() else x.to(DEVICE) for x in tensors]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        outputs = function(*inputs)
+    for parameter in inputs[data:]:
+        seen.pop(parameter.untyped_storage().data_ptr(), None)
+    del outputs
+    return sum(seen.values())
+
+
+class threads:  # noqa: N801, it is used like a function
+    """Inside, torch uses ``count`` threads; None: as many as before."""
+
+    def __init__(self, count: int | None) -> None:
+        self.count, self.before = count, torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        torch.set_num_threads(self.count or self.before)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self.before)
+
+
+def convolution(images: int, size: Sequence[int], channels: tuple[int, int], kernel: int = 1, stride: int = 1) -> Rival:
+    """A plain nn.Conv2d without bias, of 8 B to 8 C channels where B types vote for C: 64 multiply-adds for each vote,
+    as many as a vote has."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tensors() -> list[Tensor]:
+        shapes = ((images, channels[0], *size), (channels[1], channels[0], kernel, kernel))
+        return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    return Rival(CONV, lambda x, weight: [F.conv2d(x, weight, stride=stride)], tensors)
+
+
+def profile(job: Case, file: Path) -> None:
+    """A trace of three of our steps, for chrome://tracing or Perfetto."""
+    call = job._call(job.ours, job.tensors, job.data, job.modes[-1], torch.float32)
+    call()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if DEVICE.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        for _ in range(3):
+            call()
+    profiler.export_chrome_trace(str(file))
+
+
+def header(level: str) -> Row:
+    """The machine, the versions and the commit. The load says whether somebody else was using the machine."""
+    versions = {name: _version(name) for name in ("torch", "triton", "numba", "numpy", "einops")}
+    return {
+        "header": True,
+        "level": level,
+        "device": DEVICE.type.upper().replace("CUDA", "GPU"),
+        "name": torch.cuda.get_device_name() if DEVICE.type == "cuda" else processor(),
+        "clock_mhz": clock(),
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "dtype": "float32",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: version for name, version in versions.items() if version},
+        "tritoncaps": tritoncaps.__version__,
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+
+
+def _version(package: str) -> str | None:
+    module = sys.modules.get(package)
+    return getattr(module, "__version__", None) if module else _installed(package)
+
+
+def _installed(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def clock() -> float | None:
+    """MHz: of a GPU the most, of a CPU at this moment."""
+    if DEVICE.type == "cuda":
+        return getattr(torch.cuda.get_device_properties(DEVICE), "clock_rate", 0) / 1e3 or None
+    text = _cpuinfo("cpu MHz")
+    return float(text) if text else None
+
+
+def _cpuinfo(field: str) -> str | None:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith(field)), None)
+
+
+def commit() -> str:
+    """That of the library which is measured."""
+    folder = Path(tritoncaps.__file__).resolve().parents[1]
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

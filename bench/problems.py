@@ -1,0 +1,63 @@
+"""The layers that benchmarks measure, and what routing problems have in common."""
+
+from __future__ import annotations
+
+from harness import Case, Function, Rival, convolution
+from torch import Tensor
+
+from tritoncaps import RoutingMap
+from tritoncaps.kernels.flops import votes
+from tritoncaps.testing import Problem, VectorProblem
+
+# The first routed layer of the paper's two networks, on smallNORB.
+PAPER = Problem(RoutingMap.conv((14, 14), 3, stride=2), images=4, in_caps=32, out_caps=32)
+SMALL = PAPER.but(in_caps=8, out_caps=16)
+CLASSES = SMALL.but(routing_map=RoutingMap.full((4, 4)), in_caps=16, out_caps=5)
+TINY = Problem(RoutingMap.conv((4, 4), 3), images=2, in_caps=4, out_caps=8)
+
+# The class capsules of CapsNet: 1152 of 8 numbers to 10 of 16.
+DIGITS = VectorProblem(RoutingMap.full(()), images=128, in_caps=1152, out_caps=10, in_dim=8, out_dim=16)
+
+
+def conv_problem(side: int, kernel: int = 3, stride: int = 2) -> RoutingMap:
+    return RoutingMap.conv((side, side), kernel, stride=stride)
+
+
+def chosen(level: str) -> dict[str, Problem]:
+    """Layers by name, as large as the level has time for."""
+    if level == "smoke":
+        return {"tiny": TINY}
+    if level == "quick":
+        return {"8 to 16 types": SMALL, "32 to 32 types": PAPER.but(images=1)}
+    return {"8 to 16 types": SMALL.but(images=16), "32 to 32 types": PAPER, "classes, 16 to 5": CLASSES.but(images=64)}
+
+
+def count(problem: Problem | VectorProblem) -> int:
+    return votes(problem.routing_map, problem.images, problem.in_caps, problem.out_caps)
+
+
+def rival(problem: Problem) -> Rival:
+    """The convolution with as many multiply-adds as the votes have."""
+    channels = (8 * problem.in_caps, 8 * problem.out_caps)
+    kind, size, *rest = problem.routing_map.key
+    if kind == "full":
+        return convolution(problem.images, size, channels)
+    (kernel, *_), (stride, *_) = rest[:2]
+    return convolution(problem.images, size, channels, kernel, stride)
+
+
+def stored(name: str, problem: Problem, ours: Function, reference: Function, tensors: list[Tensor], data: int) -> Case:
+    """A case of a function that takes or gives votes, named like its subject: memory limits it."""
+    outputs = reference(*tensors)
+    numbers = sum(x.numel() for x in (*tensors, *outputs))
+    return Case(
+        ours.__name__,
+        name,
+        ours,
+        reference,
+        lambda: [x.clone() for x in tensors],
+        problem.images,
+        data,
+        bytes=4.0 * numbers,
+        votes=count(problem),
+    )

@@ -1,0 +1,326 @@
+"""What becomes of rows: tables, files, figures, verdicts, and the page of the documentation."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from harness import COMPILED, CONV, OURS, REFERENCE, Row
+
+NO_TIME = "no time"
+
+
+def key(row: Row) -> tuple:
+    return tuple(row.get(name) for name in ("subject", "case", "mode", "provider"))
+
+
+# files
+
+
+def read(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write(rows: list[Row], file: Path) -> None:
+    """One JSON object a line, the header first, and the same without the header as CSV."""
+    replace(file, "".join(json.dumps(row) + "\n" for row in rows))
+    columns = list(dict.fromkeys(name for row in rows[1:] for name in row if name != "times_ms"))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows[1:])
+    replace(file.with_suffix(".csv"), text.getvalue())
+
+
+def replace(file: Path, text: str) -> None:
+    """Write all or nothing: a reader never sees half a file."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(file)
+
+
+# tables
+
+
+def heading(header: Row) -> str:
+    is_busy = (header["load"] or 0) > 0.5 * header["cpus"]
+    busy = "; THE MACHINE WAS BUSY, do not trust these times" if is_busy else ""
+    clock = f" at {header['clock_mhz']:.0f} MHz" if header["clock_mhz"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    return (
+        f"device: {header['device']} ({header['name']}{clock}), {header['threads']} threads of {header['cpus']} CPUs, "
+        f"load {header['load']}, {header['dtype']}, {header['system']}\n"
+        f"tritoncaps {header['tritoncaps']}, commit {header['commit']}; Python {header['python']}, {versions}\n"
+        f"{header['level']} run of {header['date']}{busy}"
+    )
+
+
+def _time(row: Row) -> str:
+    if row.get("failed"):
+        return NO_TIME
+    if "p20_ms" not in row:
+        return f"{row['p50_ms']:.4g}" if "p50_ms" in row else ""
+    return f"{row['p50_ms']:.4g} ({row['p20_ms']:.4g} to {row['p80_ms']:.4g})"
+
+
+def _ratio(row: Row) -> str:
+    if "times_ours" not in row:
+        return ""
+    return f"{row['times_ours']:.3g} ({row['times_ours_p20']:.3g} to {row['times_ours_p80']:.3g})"
+
+
+def _number(name: str, form: str) -> Callable[[Row], str]:
+    return lambda row: format(row[name], form) if row.get(name) is not None else ""
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "case": lambda row: row["case"],
+    "images": _number("images", "d"),
+    "provider": lambda row: row["provider"],
+    "pass": lambda row: row["mode"],
+    "ms: p50 (p20 to p80)": _time,
+    "times ours": _ratio,
+    "images/s": _number("images_per_s", ".4g"),
+    "GFLOP/s": _number("gflops", ".3g"),
+    "of sgemm": _number("of_sgemm", ".0%"),
+    "GB/s": _number("gbs", ".3g"),
+    "of copy": _number("of_copy", ".0%"),
+    "ns/vote": _number("ns_per_vote", ".3g"),
+    "kept MiB/image": _number("kept_mib", ".3g"),
+    "peak MiB/image": _number("peak_mib", ".3g"),
+    "traffic MiB": _number("traffic_mib", ".3g"),
+    "error": _number("error", ".0e"),
+}
+
+
+def cells(rows: list[Row]) -> list[list[str]]:
+    """Titles and rows, without the columns that say nothing."""
+    columns = {title: [cell(row) for row in rows] for title, cell in COLUMNS.items()}
+    used = {title: values for title, values in columns.items() if any(values)}
+    return [list(used), *(list(line) for line in zip(*used.values(), strict=True))]
+
+
+def table(rows: list[Row], title: str | None = None) -> str:
+    lines = cells(rows)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    failures = "".join(f"\n{NO_TIME}: {row['provider']}, {row['mode']}: {row['failed']}" for row in failed(rows))
+    return (f"\n{title}\n" if title else "\n") + text + failures
+
+
+def failed(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.get("failed")]
+
+
+def markdown(rows: list[Row]) -> str:
+    titles, *lines = cells(rows)
+    ruled = [titles, ["---"] * len(titles), *lines]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in ruled)
+    failures = "".join(f"\n\n{NO_TIME}: {row['provider']}, {row['mode']}: {row['failed']}." for row in failed(rows))
+    return text + failures
+
+
+# verdicts
+
+
+def comparison(before: list[Row], after: list[Row]) -> str:
+    """Two runs, case by case. A difference counts where even p20 to p80 of both do not meet."""
+    old = {key(row): row for row in before[1:]}
+    lines = [["subject", "case", "pass", "provider", "before ms", "after ms", "after/before", "verdict"]]
+    for row in after[1:]:
+        other = old.get(key(row))
+        if other and "p20_ms" in row and "p20_ms" in other:
+            ratio = row["p50_ms"] / other["p50_ms"]
+            numbers = [f"{other['p50_ms']:.4g}", f"{row['p50_ms']:.4g}", f"{ratio:.2f}"]
+            lines.append([*map(str, (*key(row)[:3], row["provider"])), *numbers, verdict(other, row)])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join([f"before:\n{heading(before[0])}", f"after:\n{heading(after[0])}", "", *text])
+
+
+def verdict(before: Row, after: Row) -> str:
+    if after["p80_ms"] < before["p20_ms"]:
+        return "faster"
+    if after["p20_ms"] > before["p80_ms"]:
+        return "slower"
+    return "no difference seen"
+
+
+# figures
+
+COLOURS = {OURS: "#0b6e4f", REFERENCE: "#b0b7bf", COMPILED: "#6c7a89", CONV: "#e08e45", "CNN baseline": "#e08e45"}
+SPEED = ("em_routing", "dynamic_routing", "layers", "models")
+
+
+def figures(rows: list[Row], folder: Path) -> list[Path]:
+    """Those for which there are rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, draw, wanted in (
+        (
+            "speed",
+            _draw_speed,
+            [r for r in rows if r.get("subject") in SPEED and r["mode"] == "step" and "p20_ms" in r],
+        ),
+        ("memory", _draw_memory, [r for r in rows if r.get("subject") == "memory"]),
+        ("scaling", _draw_scaling, [r for r in rows if r.get("group") and "p20_ms" in r]),
+    ):
+        if wanted:
+            file = folder / f"{name}.png"
+            figure = draw(wanted)
+            figure.savefig(file, dpi=150, bbox_inches="tight")
+            matplotlib.pyplot.close(figure)
+            drawn.append(file)
+    return drawn
+
+
+def _draw_speed(rows: list[Row]) -> Any:
+    return _bars(rows, "p50_ms", "ms for a forward and a backward pass (bars: p50, lines: p20 to p80)")
+
+
+def _draw_memory(rows: list[Row]) -> Any:
+    return _bars(rows, "kept_mib", "MiB for each image, kept for the backward pass")
+
+
+def _bars(rows: list[Row], value: str, label: str) -> Any:
+    """A group of horizontal bars for each case, a bar for each provider, on a logarithmic axis."""
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys((r["subject"], r["case"]) for r in rows))
+    providers = [p for p in COLOURS if any(r["provider"] == p for r in rows)]
+    figure, axes = plt.subplots(figsize=(9, 1 + 0.28 * len(rows)))
+    place, ticks = 0.0, []
+    for subject, case in names:
+        group = [r for p in providers for r in rows if (r["subject"], r["case"], r["provider"]) == (subject, case, p)]
+        ticks.append((place + (len(group) - 1) / 2, f"{subject}\n{case}"))
+        for row in group:
+            x, spread = row[value], None
+            if value == "p50_ms":
+                spread = [[x - row["p20_ms"]], [row["p80_ms"] - x]]
+            axes.barh(place, x, xerr=spread, color=COLOURS[row["provider"]], ecolor="#333333", height=0.9)
+            axes.annotate(f" {x:.3g}", (row.get("p80_ms", x), place), va="center", fontsize=8)
+            place += 1
+        place += 0.8
+    axes.set_yticks([t for t, _ in ticks], [n for _, n in ticks], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.12)
+    axes.set_xlabel(label)
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[p]) for p in providers]
+    axes.legend(handles, providers, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(providers))
+    return figure
+
+
+def _draw_scaling(rows: list[Row]) -> Any:
+    import matplotlib.pyplot as plt
+
+    groups = list(dict.fromkeys(r["group"] for r in rows))
+    columns = min(3, len(groups))
+    height = -(-len(groups) // columns)
+    figure, grid = plt.subplots(height, columns, figsize=(3.2 * columns, 2.6 * height), squeeze=False)
+    for axes, group in zip(grid.flat, groups, strict=False):
+        points = [r for r in rows if r["group"] == group]
+        x, y = [r["x"] for r in points], [r["ns_per_vote"] for r in points]
+        per_ms = [r["ns_per_vote"] / r["p50_ms"] for r in points]
+        low = [v - r["p20_ms"] * s for v, r, s in zip(y, points, per_ms, strict=True)]
+        high = [r["p80_ms"] * s - v for v, r, s in zip(y, points, per_ms, strict=True)]
+        axes.errorbar(x, y, yerr=[low, high], marker="o", color=COLOURS[OURS], ecolor="#333333")
+        axes.set(xlabel=group, ylabel="ns per vote", ylim=(0, None), xticks=x)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in list(grid.flat)[len(groups) :]:
+        axes.set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+# the page
+
+TITLES = {
+    "em_routing": "EM routing of one layer",
+    "dynamic_routing": "Dynamic routing",
+    "layers": "Whole layers",
+    "models": "Whole models",
+    "memory": "Memory",
+    "scaling": "Scaling",
+    "first_call": "The first call",
+    "pose_votes": "`pose_votes`",
+    "coordinate_addition": "`coordinate_addition`",
+    "m_step": "`m_step`",
+    "e_step": "`e_step`",
+}
+
+NOTES = {
+    "em_routing": "Forward is without gradients. `nn.Conv2d` has 8 channels for each type, the same kernel, stride and "
+    "image: as many multiply-adds as all votes, once. Routing computes votes again in every iteration.",
+    "dynamic_routing": "The traffic is counted, not measured: bytes of every array that a Triton launch, or an "
+    "operator of the eager reference, reads or writes, each once.",
+    "models": "A forward pass and a training step (with the loss, without the optimizer). The CNN baseline is the "
+    "paper's own for the same images.",
+    "memory": "Kept: what autograd holds for the backward pass, inputs included, without parameters. Peak: how far a "
+    "step grows the memory of a fresh process.",
+    "scaling": "A forward and a backward pass of our kernels; a flat line is perfect, except over iterations, which "
+    "cost more for each vote, and over threads, which should divide the time.",
+    "first_call": "Milliseconds of the first forward and backward pass in a fresh process. Kernels are compiled once "
+    "and kept on disk.",
+    "pose_votes": "Functions on stored votes, for those who route in their own way; GB/s counts arguments and results "
+    "once. On CPU, these four are the einops reference under their own names.",
+}
+
+METHOD = """\
+Every case calls its providers in turn, round by round, so that a noisy machine disturbs all alike; "times ours" is how
+many times our own time a provider takes, compared within each round. The roofs, a product of two square matrices
+(sgemm) and a copy, are measured in the same rounds. Every result is compared with the reference in float64 first: it
+may be twice as wrong as plain torch in float32, and 32 units in the last place more. A provider that is not prints no
+time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
+
+GFLOP/s count matrix products, convolutions and what our kernels need for each vote; the einops reference does other
+work, so it has no rate."""
+
+
+def write_page(rows: list[Row], page: Path) -> None:
+    """The page; its rows and figures go to the folder of its name."""
+    folder = page.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    write(rows, folder / "rows.json")
+    drawn = figures(rows, folder)
+    replace(page, page_text(rows, [f"{folder.name}/{file.name}" for file in drawn]))
+
+
+def page_text(rows: list[Row], drawn: list[str]) -> str:
+    header, *measured = rows
+    pictures = {Path(name).stem: name for name in drawn}
+    parts = [
+        "# Benchmarks",
+        "Written by `make bench`, from the rows in [benchmarks/rows.json](benchmarks/rows.json); not by hand.",
+        "```text\n" + heading(header) + "\n```",
+        METHOD,
+    ]
+    if "speed" in pictures:
+        parts.append(f"![time of every provider]({pictures['speed']})")
+    for subject, title in TITLES.items():
+        chosen = [row for row in measured if row["subject"] == subject]
+        if chosen:
+            parts += [f"## {title}", *_section(subject, chosen, pictures)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(subject: str, rows: list[Row], pictures: dict[str, str]) -> list[str]:
+    roofs = [row for row in rows if "sgemm_gflops" in row]
+    parts = [NOTES[subject]] if subject in NOTES else []
+    if subject in pictures:
+        parts.append(f"![{TITLES[subject].lower()}]({pictures[subject]})")
+    if roofs:
+        low, high = (choose(row["sgemm_gflops"] for row in roofs) for choose in (min, max))
+        slow, fast = (choose(row["copy_gbs"] for row in roofs) for choose in (min, max))
+        parts.append(f"Roofs: sgemm {low:.0f} to {high:.0f} GFLOP/s, copy {slow:.1f} to {fast:.1f} GB/s.")
+    timed, counted = ([r for r in rows if (r["mode"] == "traffic") == is_counted] for is_counted in (False, True))
+    return parts + [markdown(group) for group in (timed, counted) if group]
