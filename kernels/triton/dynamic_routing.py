@@ -11,7 +11,7 @@ from tritoncaps.kernels.dynamic_routing import Gradients, Options
 from tritoncaps.kernels.triton import dynamic_config as config
 from tritoncaps.kernels.triton import dynamic_views as views
 from tritoncaps.kernels.triton.config import blocks
-from tritoncaps.kernels.triton.launch import Groups, Pairs, _global_groups, _local_groups, _pairs
+from tritoncaps.kernels.triton.launch import Groups, Pairs, groups_of, pairs_of
 from tritoncaps.kernels.triton.squash import launch_squash, launch_squash_gradient
 from tritoncaps.routing_map import Tables
 
@@ -93,8 +93,7 @@ def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables,
     N, B, L, D = poses.shape
     K, _, C, _, E = weight.shape
     P, S = tables.children.shape
-    pairs = _pairs(tables, K)
-    groups = _local_groups(tables) if options.competition == "local" else _global_groups(tables, pairs)
+    pairs, groups = pairs_of(tables, K), groups_of(tables, options.competition)
     sizes = {"N": N, "L": L, "P": P, "S": S, "G": len(groups.child), "K": K, "B": B, "C": C, "D": D, "E": E}
     chosen = config.choose(P, S, B, C, D, E, K, len(pairs.slot))
     return VectorEdges(poses, weight, priors, tables, pairs, groups, options, chosen, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -66,14 +67,13 @@ def make_edges(
     N, B, C = sizes
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
-    pairs = _pairs(tables, K)
-    groups = _local_groups(tables) if competition == "local" else _global_groups(tables, pairs)
+    pairs, groups = pairs_of(tables, K), groups_of(tables, competition)
     return Edges(
         poses,
         None if weight is None else weight.reshape(K, B, C, 16).transpose(2, 3).contiguous(),
         votes,
         activations,
-        None if weight is None else tables.offset.to(dtype),
+        None if weight is None else _once(tables, dtype, lambda: tables.offset.to(dtype)),
         tables,
         pairs,
         groups,
@@ -106,28 +106,41 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
     kernel[(programs,)](**{**known, **arguments}, **tile._asdict())
 
 
-_cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _once(tables: Tables, name: object, make: Callable[[], Any]) -> Any:
+    """What a map's tables are turned into, made at the first call and kept as long as they live."""
+    known = _made.setdefault(tables.parents_pair, {})
+    if name not in known:
+        known[name] = make()
+    return known[name]
+
+
+def pairs_of(tables: Tables, num_weights: int) -> Pairs:
+    return _once(tables, num_weights, lambda: _pairs(tables, num_weights))
+
+
+def groups_of(tables: Tables, competition: str) -> Groups:
+    make = _local_groups if competition == "local" else _global_groups
+    return _once(tables, competition, lambda: make(tables))
 
 
 def _pairs(tables: Tables, num_weights: int) -> Pairs:
-    """The pairs of a map, made once."""
-    pairs = _cache.get(tables.parents_pair)
-    if pairs is None or len(pairs.weight_start) <= num_weights:
-        num_slots = tables.children.shape[1]
-        parent, slot = tables.parents_pair // num_slots, tables.parents_pair % num_slots
-        weight, order = tables.weight_of[slot.long()].sort(stable=True)
-        weights = torch.arange(num_weights + 1, dtype=torch.int32, device=weight.device)
-        child = tables.children.reshape(-1)[tables.parents_pair.long()]
-        start = torch.searchsorted(weight, weights).int()
-        pairs = Pairs(parent, slot, start, child[order], parent[order], slot[order])
-        _cache[tables.parents_pair] = pairs
-    return pairs
+    num_slots = tables.children.shape[1]
+    parent, slot = tables.parents_pair // num_slots, tables.parents_pair % num_slots
+    weight, order = tables.weight_of[slot.long()].sort(stable=True)
+    weights = torch.arange(num_weights + 1, dtype=torch.int32, device=weight.device)
+    child = tables.children.reshape(-1)[tables.parents_pair.long()]
+    start = torch.searchsorted(weight, weights).int()
+    return Pairs(parent, slot, start, child[order], parent[order], slot[order])
 
 
-def _global_groups(tables: Tables, pairs: Pairs) -> Groups:
+def _global_groups(tables: Tables) -> Groups:
     """A group for each child location."""
-    child = torch.arange(len(tables.parents_start) - 1, dtype=torch.int32, device=pairs.slot.device)
-    return Groups(child, tables.parents_start, pairs.parent, pairs.slot)
+    child = torch.arange(len(tables.parents_start) - 1, dtype=torch.int32, device=tables.children.device)
+    S = tables.children.shape[1]
+    return Groups(child, tables.parents_start, tables.parents_pair // S, tables.parents_pair % S)
 
 
 def _local_groups(tables: Tables) -> Groups:
