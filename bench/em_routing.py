@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from command import main
-from harness import Case
-from problems import chosen, count, rival
+from harness import OURS, REFERENCE, Case
+from problems import PAPER, chosen, count, rival
 from torch import Tensor
 
 from tritoncaps import functional, reference
@@ -14,7 +14,10 @@ from tritoncaps.testing import Problem
 
 
 def cases(level: str) -> list[Case]:
-    return [case("em_routing", name, problem) for name, problem in chosen(level).items()]
+    found = [case("em_routing", name, problem) for name, problem in chosen(level).items()]
+    if level == "quick":
+        found.append(case("em_routing", "32 to 32 types", PAPER.but(images=1), timed=(OURS, REFERENCE)))
+    return found
 
 
 def case(subject: str, name: str, problem: Problem, **options: Any) -> Case:

@@ -38,10 +38,13 @@ class FirstCall:
 
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
         provider = OURS if self.backend is None else REFERENCE
-        known = {"subject": self.subject, "mode": "step", "provider": provider, "images": 1}
         with tempfile.TemporaryDirectory() as cache:
             states = ("nothing compiled", "compiled before") if provider == OURS else ("nothing to compile",)
-            return [{**known, "case": state, "p50_ms": self.seconds(cache) * 1e3} for state in states]
+            return [self.row(state, provider, cache) for state in states]
+
+    def row(self, state: str, provider: str, cache: str) -> Row:
+        known = {"subject": self.subject, "case": state, "mode": "step", "provider": provider, "images": 1}
+        return known | {"p50_ms": self.seconds(cache) * 1e3}
 
     def seconds(self, cache: str) -> float:
         caches = dict.fromkeys(("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"), cache)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,20 +15,24 @@ from command import main
 from harness import DEVICE, MIB, OURS, REFERENCE, Case, Row, kept_bytes
 from problems import CLASSES, PAPER, SMALL, TINY
 
+from tritoncaps import RoutingMap
+from tritoncaps.testing import Problem
+
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def problems(level: str) -> dict:
+def problems(level: str) -> dict[str, Problem]:
     if level == "smoke":
         return {"tiny": TINY}
-    images = 4 if level == "quick" else 16
-    second = SMALL.but(routing_map=PAPER.routing_map.conv((6, 6), 3), in_caps=16, images=images)
-    few = 1 if level == "quick" else 4
+    if level == "quick":
+        return {"8 to 16 types": SMALL, "32 to 32 types": PAPER.but(images=1)}
+    second = RoutingMap.conv((6, 6), 3)
     return {
-        "ConvCaps1, 8 to 16": SMALL.but(images=images),
-        "ConvCaps2, 16 to 16": second,
-        "ClassCaps, 16 to 5": CLASSES.but(images=images),
-        "ConvCaps1, 32 to 32": PAPER.but(images=few),
+        "ConvCaps1, 8 to 16": SMALL.but(images=16),
+        "ConvCaps2, 16 to 16": SMALL.but(images=16, routing_map=second, in_caps=16),
+        "ClassCaps, 16 to 5": CLASSES.but(images=64),
+        "ConvCaps1, 32 to 32": PAPER,
+        "ConvCaps2, 32 to 32": PAPER.but(routing_map=second),
     }
 
 
@@ -75,9 +80,9 @@ def print_peak(level: str, name: str, provider: str) -> None:
     print(_peak() - before)
 
 
-def run(case: Case, provider: str):
+def run(case: Case, provider: str) -> Callable[[], object]:
     function = case.ours if provider == OURS else case.reference
-    return case._call(function, case.tensors, case.data, "step", torch.float32)
+    return case.call(function, case.tensors, case.data, "step", torch.float32)
 
 
 def _reset_peak() -> int:

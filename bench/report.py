@@ -279,11 +279,11 @@ METHOD = """\
 Every case calls its providers in turn, round by round, so that a noisy machine disturbs all alike; "times ours" is how
 many times our own time a provider takes, compared within each round. The roofs, a product of two square matrices
 (sgemm) and a copy, are measured in the same rounds. Every result is compared with the reference in float64 first: it
-may be twice as wrong as plain torch in float32, and 32 units in the last place more. A provider that is not prints no
+may be twice as wrong as plain torch in float32, and 128 units in the last place more. A provider that is not prints no
 time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
 
 GFLOP/s count matrix products, convolutions and what our kernels need for each vote; the einops reference does other
-work, so it has no rate."""
+work, so it has no rate. A quick run compiles the reference for forward and backward passes only ("step")."""
 
 
 def write_page(rows: list[Row], page: Path) -> None:

@@ -15,17 +15,16 @@ from tritoncaps.testing import Problem
 def cases(level: str) -> list[Case]:
     if level == "smoke":
         return [case_of("batch", n, TINY.but(images=n)) for n in (1, 2)]
-    many, large = (4, 48) if level == "quick" else (64, 64)
-    batches = [n for n in (1, 4, 16, 64) if n <= max(many, 16)]
-    sides = [n for n in (16, 32, 48, 64) if n <= large]
-    types = (8, 16, 32) if level == "quick" else (8, 16, 24, 32, 64)
+    is_quick = level == "quick"
+    batches, sides = ((1, 4, 16), (16, 32)) if is_quick else ((1, 4, 16, 64), (16, 32, 48, 64))
+    types, iterations = ((8, 32), (1, 3)) if is_quick else ((8, 16, 24, 32, 64), (1, 2, 3, 4))
     one = SMALL.but(images=1)
     return [
         *(case_of("batch", n, SMALL.but(images=n)) for n in batches),
         *(case_of("image side", n, one.but(routing_map=conv_problem(n))) for n in sides),
         *(case_of("parent types", n, one.but(out_caps=n)) for n in types),
         *(case_of("kernel size", n, one.but(routing_map=conv_problem(14, n))) for n in (1, 3, 5)),
-        *(case_of("iterations", n, one.but(routing=EMRouting(n))) for n in (1, 2, 3, 4)),
+        *(case_of("iterations", n, one.but(routing=EMRouting(n))) for n in iterations),
         *(thread_case(n) for n in range(1, torch.get_num_threads() + 1)),
     ]
 

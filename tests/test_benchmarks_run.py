@@ -11,6 +11,7 @@ import pytest
 BENCH = Path(__file__).parent.parent / "bench"
 OURS, REFERENCE = "tritoncaps", "reference"
 TIMED = ("pose_votes", "coordinate_addition", "m_step", "e_step", "em_routing", "dynamic_routing", "layers", "models")
+SUBJECTS = (*TIMED, "scaling", "memory", "first_call")
 
 
 def bench(script, *arguments, code=0):
@@ -24,31 +25,44 @@ def read(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def smoke(subject, folder):
-    """The rows of a benchmark's short run, without its header."""
-    out = folder / "rows.json"
-    result = bench(f"{subject}.py", "--smoke", "--json", out)
-    assert result.stdout.startswith("device: ")
-    assert out.with_suffix(".csv").read_text().startswith("subject,case,")
-    header, *rows = read(out)
-    assert {"device", "threads", "versions", "commit"} <= set(header)
-    return rows
+def assert_sane(row):
+    assert not row.get("failed"), row
+    assert all(math.isfinite(x) and x >= 0 for x in row.values() if isinstance(x, float)), row
 
 
-def numbers(row):
-    return [x for x in row.values() if isinstance(x, float)]
+def test_there_is_a_script_for_each_subject():
+    scripts = {path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text()}
+    assert scripts == {*SUBJECTS, "suite", "gpu_estimate"}
 
 
-def assert_sane(rows):
-    for row in rows:
-        assert not row.get("failed"), row
-        assert all(math.isfinite(x) and x >= 0 for x in numbers(row)), row
+def test_every_subject_runs_alone(tmp_path):
+    """Each script with --smoke, one after the other in a process that has imported torch once."""
+    code = (
+        f"import runpy, sys; sys.path.insert(0, {str(BENCH)!r})\n"
+        f"for name in {SUBJECTS!r}:\n"
+        f"    script = {str(BENCH)!r} + f'/{{name}}.py'\n"
+        f"    sys.argv = [script, '--smoke', '--json', {str(tmp_path)!r} + f'/{{name}}.json']\n"
+        "    runpy.run_path(script, run_name='__main__')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("device: ") == len(SUBJECTS)
+    rows = {}
+    for subject in SUBJECTS:
+        header, *rows[subject] = read(tmp_path / f"{subject}.json")
+        assert {"device", "threads", "versions", "commit"} <= set(header)
+        assert (tmp_path / f"{subject}.csv").read_text().startswith("subject,case,mode,")
+        for row in rows[subject]:
+            assert_sane(row)
+    for subject in TIMED:
+        check_times([row for row in rows[subject] if row["mode"] != "traffic"])
+    assert all(row["ns_per_vote"] > 0 for row in rows["scaling"])
+    check_bytes(*rows["memory"], "kept_mib")
+    check_bytes(*(row for row in rows["dynamic_routing"] if row["mode"] == "traffic"), "traffic_mib")
+    assert rows["first_call"][0]["p50_ms"] > 0
 
 
-@pytest.mark.parametrize("subject", TIMED)
-def test_timed_subjects(tmp_path, subject):
-    rows = [row for row in smoke(subject, tmp_path) if row["mode"] != "traffic"]
-    assert_sane(rows)
+def check_times(rows):
     for mode in ("forward", "step"):
         assert {OURS, REFERENCE} <= {row["provider"] for row in rows if row["mode"] == mode}
     for row in rows:
@@ -58,30 +72,10 @@ def test_timed_subjects(tmp_path, subject):
         assert row["provider"] not in (OURS, REFERENCE) or row["error"] <= row["allowed_error"]
 
 
-def test_dynamic_routing_moves_fewer_bytes(tmp_path):
-    ours, eager = (row for row in smoke("dynamic_routing", tmp_path) if row["mode"] == "traffic")
-    assert 0 < ours["traffic_mib"] < eager["traffic_mib"]
-
-
-def test_scaling(tmp_path):
-    rows = smoke("scaling", tmp_path)
-    assert_sane(rows)
-    assert [row["x"] for row in rows] == [1, 2]
-    assert all(row["ns_per_vote"] > 0 for row in rows)
-
-
-def test_memory(tmp_path):
-    """Our kernels keep less than the reference."""
-    ours, reference = smoke("memory", tmp_path)
-    assert_sane([ours, reference])
-    assert 0 < ours["kept_mib"] < reference["kept_mib"]
-    assert reference["peak_mib"] > 0
-
-
-def test_first_call(tmp_path):
-    (row,) = smoke("first_call", tmp_path)
-    assert row["provider"] == REFERENCE
-    assert row["p50_ms"] > 0
+def check_bytes(ours, reference, name):
+    """Our kernels keep and move less than the reference."""
+    assert (ours["provider"], reference["provider"]) == (OURS, REFERENCE)
+    assert 0 < ours[name] < reference[name]
 
 
 def test_suite_writes_a_page_and_compares(tmp_path):
