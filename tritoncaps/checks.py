@@ -101,3 +101,12 @@ def check_labels(labels: object, activations: Tensor) -> None:
         raise ValueError(
             f"labels must have shape [{images}] or [{images}, {classes}], but they have {list(labels.shape)}"
         )
+    if labels.ndim == 1 and labels.device.type == "cpu" and not _traced():
+        outside = labels[(labels < 0) | (labels >= classes)]
+        if len(outside):
+            raise ValueError(f"labels must be at least 0 and below {classes}, but one is {outside[0].item()}")
+
+
+def _traced() -> bool:
+    """Are numbers unknown, because torch compiles or transforms what is called?"""
+    return torch.compiler.is_compiling() or get_interpreter_stack() is not None

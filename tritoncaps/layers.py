@@ -123,6 +123,8 @@ class _RoutedCaps(nn.Module):
             space = [f"space{axis}" for axis in range(max(activations.ndim - 2, 0))]
         check_shape("poses", poses, ["N", self.in_caps, *space, 4, 4])
         check_shape("activations", activations, poses.shape[:-2])
+        if 0 in poses.shape[2:-2]:
+            raise ValueError(f"poses must have at least one position, but their shape is {list(poses.shape)}")
         check_like_layer("poses", poses, self.weight)
         check_like_layer("activations", activations, self.weight)
 

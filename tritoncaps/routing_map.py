@@ -144,7 +144,9 @@ class RoutingMap:
     @staticmethod
     def from_tables(children: Tensor, weight_of: Tensor, offset: Tensor, in_size: Size, out_size: Size) -> RoutingMap:
         """The map of tables as :class:`Tables` describes them."""
-        tables = _with_inverse(children.cpu(), weight_of.cpu(), offset.cpu(), math.prod(in_size))
+        # copies: kernels keep what they make of a map's tables, so no two maps may share one
+        children, weight_of, offset = (x.detach().cpu().clone() for x in (children, weight_of, offset))
+        tables = _with_inverse(children, weight_of, offset, math.prod(in_size))
         num_weights = int(weight_of.max()) + 1
         return RoutingMap(("graph", next(_graphs)), in_size, out_size, children.shape[1], num_weights, tables)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from tritoncaps.kernels.cpu.compiling import kernel
+from tritoncaps.kernels.cpu.compiling import kernel, part
 from tritoncaps.kernels.cpu.layout import Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
@@ -89,7 +89,7 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
         task = next_task(counter)
 
 
-@kernel
+@part
 def _add_parents(  # type: ignore[no-untyped-def]
     e, what, n, g, edge, block, first, types, highest, sums, work, statistics, slopes, log_sum
 ):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.cpu.compiling import kernel
+from tritoncaps.kernels.cpu.compiling import kernel, part
 from tritoncaps.kernels.cpu.layout import Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import num_threads, run
@@ -149,7 +149,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
         task = next_task(counter)
 
 
-@kernel
+@part
 def _vote_gradient(  # type: ignore[no-untyped-def]
     e, since, T, parent, s, block, b, count, child, work, statistics, log_sums, slopes, mean_slopes, variable
 ):
@@ -230,7 +230,7 @@ def _vote_gradient(  # type: ignore[no-untyped-def]
                 )
 
 
-@kernel
+@part
 def _add_to_children(e, s, block, b, count, child, work, dM, da):  # type: ignore[no-untyped-def]
     lanes, vote = e.lanes, 16 * e.lanes
     weight = ((e.weight_of[s] * e.blocks + block) * e.child_types + b) * vote
@@ -241,7 +241,7 @@ def _add_to_children(e, s, block, b, count, child, work, dM, da):  # type: ignor
         da[child + j] += work[R * lanes + j]
 
 
-@kernel
+@part
 def _add_to_weight(e, part, s, block, b, count, child, work, dW):  # type: ignore[no-untyped-def]
     lanes, vote = e.lanes, 16 * e.lanes
     weight = (((part * e.weights + e.weight_of[s]) * e.blocks + block) * e.child_types + b) * vote
@@ -249,7 +249,7 @@ def _add_to_weight(e, part, s, block, b, count, child, work, dW):  # type: ignor
         add_weight_gradient(dW, weight + j * vote, work, DV * lanes + j * vote, e.poses, (child + j) * 16)
 
 
-@kernel
+@part
 def _clear_part(e, part, block, first, last, dW):  # type: ignore[no-untyped-def]
     vote = 16 * e.lanes
     for k in range(e.weights):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.cpu.compiling import kernel
+from tritoncaps.kernels.cpu.compiling import kernel, part
 from tritoncaps.kernels.cpu.layout import Beta, Edges, Moment, Slope, Statistic, array, betas, numbers
 from tritoncaps.kernels.cpu.parents import activation, activation_backward, fit, fit_backward, likelihood_backward
 from tritoncaps.kernels.cpu.simd import next_task
@@ -250,7 +250,7 @@ def _outputs_kernel(counter, tasks, e, chunks, poses, activations, statistics): 
         task = next_task(counter)
 
 
-@kernel
+@part
 def _add_votes(  # type: ignore[no-untyped-def]
     e, weights, parent, block, moments, partial, work, statistics, slopes, log_sum, da, shift
 ):
@@ -263,7 +263,7 @@ def _add_votes(  # type: ignore[no-untyped-def]
             move_moments(moments, 0, partial, 0)
 
 
-@kernel
+@part
 def _add_slot(  # type: ignore[no-untyped-def]
     e, weights, parent, s, block, moments, work, statistics, slopes, log_sum, da, shift
 ):
@@ -343,20 +343,20 @@ def _new_work(e):  # type: ignore[no-untyped-def]
     return np.empty(rows, dtype), np.empty(rows, dtype), np.empty(WORK * e.lanes, dtype), np.empty(0, dtype)
 
 
-@kernel
+@part
 def _parents_of(e, chunks, chunk):  # type: ignore[no-untyped-def]
     """The parents of a chunk: first, and the one after the last."""
     parents = e.images * e.parents_count
     return parents * chunk // chunks, parents * (chunk + 1) // chunks
 
 
-@kernel
+@part
 def _row(e, parent, block, rows):  # type: ignore[no-untyped-def]
     """Where a parent's block begins in an array [N, P, blocks, rows, lanes]."""
     return (parent * e.blocks + block) * rows * e.lanes
 
 
-@kernel
+@part
 def _first_supported_slot(e, parent):  # type: ignore[no-untyped-def]
     """The first slot of a parent whose child location is not silent, or 0."""
     n, p = parent // e.parents_count, parent % e.parents_count
