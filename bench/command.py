@@ -72,18 +72,18 @@ def run(args: argparse.Namespace, subjects: Subjects) -> None:
 def measure(args: argparse.Namespace, subjects: Subjects, target: Path) -> list[Row]:
     rows = [header(args.level)]
     print(report.heading(rows[0]))
-    chosen = [subjects[name] for name in args.only or subjects]
-    jobs = [job for cases in chosen for job in cases(args.level)]
-    shown = None
-    with tqdm(jobs, disable=None, leave=False) as bar:
-        for job in bar:
-            bar.set_description(f"{job.subject}, {job.name}")
-            found = job.rows(args.level, args.repeats)
+    jobs = {name: subjects[name](args.level) for name in args.only or subjects}
+    with tqdm(total=sum(map(len, jobs.values())), disable=None, leave=False) as bar:
+        for subject, own in jobs.items():
+            found: list[Row] = []
+            for job in own:
+                bar.set_description(f"{subject}, {job.name}")
+                found += job.rows(args.level, args.repeats)
+                if args.profile and isinstance(job, Case):
+                    profile(job, target.with_suffix(f".{subject}-{job.name.replace(' ', '-')}.trace.json"))
+                bar.update()
+            tqdm.write(f"\n{subject}\n{report.table(found)}")
             rows += found
-            tqdm.write(report.table(found, title=job.subject if job.subject != shown else None))
-            shown = job.subject
-            if args.profile and isinstance(job, Case):
-                profile(job, target.with_suffix(f".{job.subject}-{job.name.replace(' ', '-')}.trace.json"))
     return rows
 
 

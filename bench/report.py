@@ -105,12 +105,15 @@ def cells(rows: list[Row]) -> list[list[str]]:
     return [list(used), *(list(line) for line in zip(*used.values(), strict=True))]
 
 
-def table(rows: list[Row], title: str | None = None) -> str:
-    lines = cells(rows)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+def table(rows: list[Row]) -> str:
     failures = "".join(f"\n{NO_TIME}: {row['provider']}, {row['mode']}: {row['failed']}" for row in failed(rows))
-    return (f"\n{title}\n" if title else "\n") + text + failures
+    return aligned(cells(rows)) + failures
+
+
+def aligned(lines: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (zip(line, widths, strict=True) for line in lines)
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in line).rstrip() for line in padded)
 
 
 def failed(rows: Iterable[Row]) -> list[Row]:
@@ -138,9 +141,7 @@ def comparison(before: list[Row], after: list[Row]) -> str:
             ratio = row["p50_ms"] / other["p50_ms"]
             numbers = [f"{other['p50_ms']:.4g}", f"{row['p50_ms']:.4g}", f"{ratio:.2f}"]
             lines.append([*map(str, (*key(row)[:3], row["provider"])), *numbers, verdict(other, row)])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    return "\n".join([f"before:\n{heading(before[0])}", f"after:\n{heading(after[0])}", "", *text])
+    return "\n".join([f"before:\n{heading(before[0])}", f"after:\n{heading(after[0])}", "", aligned(lines)])
 
 
 def verdict(before: Row, after: Row) -> str:
