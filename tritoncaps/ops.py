@@ -190,14 +190,21 @@ class EMRoutingFunction(torch.autograd.Function):
         ctx.options = lambdas, floor, mean_data, competition, gradient, backend
         _, _, statistics, log_sums = output
         ctx.mark_non_differentiable(statistics, log_sums)
+        ctx.set_materialize_grads(False)  # of statistics and log_sums, which nobody differentiates
         ctx.save_for_backward(*parameters, statistics, log_sums, *tables)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_poses: Tensor | None, grad_activations: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if grad_poses is not None and grad_activations is None:
+            grad_activations = torch.zeros_like(grad_poses[:, :, 0])
+        elif grad_activations is not None and grad_poses is None:
+            grad_poses = torch.zeros_like(grad_activations)[:, :, None].repeat(1, 1, POSE, 1)
+        elif grad_poses is None:
+            return (None,) * len(ctx.needs_input_grad)
         saved = ctx.saved_tensors  # asked once only: checkpointing allows no more
         *tensors, statistics, log_sums = saved[:7]
         needs = ctx.needs_input_grad
-        arguments = (*grads[:2], *tensors, saved[7:], statistics, log_sums, *ctx.options[:-1])
+        arguments = (grad_poses, grad_activations, *tensors, saved[7:], statistics, log_sums, *ctx.options[:-1])
         arguments += (needs[0] or needs[1], needs[2], ctx.options[-1])
         twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         grad = _DifferentiableBackward.apply(*arguments) if twice else em_routing_backward(*arguments)

@@ -267,8 +267,8 @@ def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-unt
         k, b = task // B, task % B
         for block in range(e.blocks):
             total[:] = 0
-            for part in range(parts):
-                row = (((part * e.weights + k) * e.blocks + block) * B + b) * vote
+            for of_images in range(parts):
+                row = (((of_images * e.weights + k) * e.blocks + block) * B + b) * vote
                 for i in range(vote):
                     total[i] += dW[row + i]
             for lane in range(min(lanes, C - block * lanes)):
