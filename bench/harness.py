@@ -82,9 +82,9 @@ class Case:
 
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
         """Time all providers in turn, check what they computed, and count what they keep."""
-        torch._dynamo.reset()
         functions = {OURS: self.ours, REFERENCE: self.reference}
         if level != "smoke" and COMPILED in self.timed:
+            torch._dynamo.reset()  # or it would try shapes that vary
             functions[COMPILED] = torch.compile(self.reference)
         calls, rows = {}, {}
         for provider, mode in itertools.product(functions, self.modes):

@@ -16,7 +16,7 @@ def cases(level: str) -> list[Case]:
     if level == "smoke":
         return [case_of("batch", n, TINY.but(images=n)) for n in (1, 2)]
     is_quick = level == "quick"
-    batches, sides = ((1, 4, 16), (16, 32)) if is_quick else ((1, 4, 16, 64), (16, 32, 48, 64))
+    batches, sides = ((1, 4, 8), (16, 32)) if is_quick else ((1, 4, 16, 64), (16, 32, 48, 64))
     types, iterations = ((8, 32), (1, 3)) if is_quick else ((8, 16, 24, 32, 64), (1, 2, 3, 4))
     one = SMALL.but(images=1)
     return [
