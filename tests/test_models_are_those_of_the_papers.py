@@ -6,18 +6,44 @@ import torch
 from tritoncaps import SpreadLoss
 from tritoncaps.models import MatrixCapsNet, baselines
 
+SHAPES, SIZE = ("disk", "ring", "square", "triangle", "cross"), 32
 
-def make_stripes(count, seed):
-    """Standardised images [count, 1, 32, 32] of stripes, whose direction is the label [count]."""
+
+def make_shapes(count, seed):
+    """Bright shapes of random place, size, angle, stretch and contrast, each image standardised.
+
+    Images [count, 1, 32, 32] and labels [count].
+    """
     random = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % 5
-    y, x = torch.meshgrid(torch.linspace(-1, 1, 32), torch.linspace(-1, 1, 32), indexing="ij")
-    angle = (labels * torch.pi / 5)[:, None, None]
-    phase = 6.3 * torch.rand(count, 1, 1, generator=random)
-    images = (8 * (x * angle.cos() + y * angle.sin()) + phase).sin() + 0.2 * torch.randn(
-        count, 32, 32, generator=random
-    )
-    return ((images - images.mean()) / images.std())[:, None], labels
+
+    def uniform(low, high):
+        return torch.empty(count, 1, 1).uniform_(low, high, generator=random)
+
+    labels = torch.randint(len(SHAPES), (count,), generator=random)
+    axis = torch.linspace(-1, 1, SIZE)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    x, y = x - uniform(-0.3, 0.3), y - uniform(-0.3, 0.3)
+    angle, size, stretch = uniform(-0.5, 0.5), uniform(0.4, 0.65), uniform(0.8, 1.25)
+    u = (x * angle.cos() + y * angle.sin()) / (size * stretch)
+    v = (y * angle.cos() - x * angle.sin()) / (size / stretch)
+    inside = torch.stack([_inside(shape, u, v) for shape in SHAPES])[labels, torch.arange(count)]
+    noise = 0.2 * torch.randn(count, SIZE, SIZE, generator=random)
+    images = inside * uniform(0.7, 1.6) + noise
+    images = (images - images.mean(dim=(1, 2), keepdim=True)) / images.std(dim=(1, 2), keepdim=True)
+    return images[:, None], labels
+
+
+def _inside(shape, u, v):
+    """1 inside a shape of size one around the origin, 0 outside."""
+    radius, width = (u**2 + v**2).sqrt(), torch.maximum(u.abs(), v.abs())
+    within = {
+        "disk": radius < 0.9,
+        "ring": (radius < 1.0) & (radius > 0.55),
+        "square": width < 0.8,
+        "triangle": (v > -0.6) & (v + 1.8 * u.abs() < 1.0),
+        "cross": (width < 1.0) & (torch.minimum(u.abs(), v.abs()) < 0.28),
+    }
+    return within[shape].float()
 
 
 def parameters(model):
@@ -75,7 +101,7 @@ def test_positions_are_those_of_the_paper():
 
 @pytest.mark.parametrize("build", [MatrixCapsNet.small, MatrixCapsNet])
 def test_about_half_of_the_capsules_are_active_at_the_start(build):
-    images, _ = make_stripes(8, seed=0)
+    images, _ = make_shapes(8, seed=0)
     shares: dict[str, list[float]] = {}
     for seed in range(3):
         torch.manual_seed(seed)
@@ -95,7 +121,7 @@ def test_about_half_of_the_capsules_are_active_at_the_start(build):
 def test_a_model_learns_a_fixed_batch():
     torch.manual_seed(0)
     model = MatrixCapsNet(1, 5, channels=(16, 4, 4, 4))
-    images, labels = make_stripes(20, seed=0)
+    images, labels = make_shapes(20, seed=0)
     loss = SpreadLoss(0.5)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
