@@ -15,8 +15,7 @@ from torch import Tensor
 
 from tritoncaps import reference
 from tritoncaps.kernels.dynamic_routing import Options
-from tritoncaps.operators import differentiable_again, fake, operator
-from tritoncaps.ops import quietly
+from tritoncaps.operators import differentiable_again, fake, operator, quietly
 from tritoncaps.reference import widen
 from tritoncaps.routing import DynamicRouting
 from tritoncaps.routing_map import RoutingMap, Tables
@@ -128,8 +127,7 @@ class DynamicRoutingFunction(torch.autograd.Function):
         *options, backend = ctx.options
         needs = ctx.needs_input_grad[:3]
         arguments = (grads[0], poses, weight, priors, sums, tables, *options, *needs, backend)
-        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        given = _DifferentiableBackward.apply(*arguments) if twice else dynamic_routing_backward(*arguments)
+        given = _backward(*arguments)
         wanted = tuple(g if need else None for g, need in zip(given, needs, strict=True))
         return wanted + (None,) * (len(ctx.needs_input_grad) - 3)
 
@@ -160,7 +158,7 @@ def _reference_backward(
     return torch.func.vjp(route, poses, weight, first)[1](grad)
 
 
-_DifferentiableBackward = differentiable_again(dynamic_routing_backward, _reference_backward)
+_backward = differentiable_again(dynamic_routing_backward, _reference_backward)
 
 
 @operator
@@ -204,16 +202,14 @@ class SquashFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (vectors,) = ctx.saved_tensors
-        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        backward = _DifferentiableSquashBackward.apply if twice else squash_backward
-        return backward(grad, vectors, ctx.backend), None
+        return _squash_backward(grad, vectors, ctx.backend), None
 
 
 def _reference_squash_backward(grad: Tensor, vectors: Tensor, backend: str) -> tuple[Tensor, ...]:
     return torch.func.vjp(reference.squash, vectors)[1](grad)
 
 
-_DifferentiableSquashBackward = differentiable_again(squash_backward, _reference_squash_backward)
+_squash_backward = differentiable_again(squash_backward, _reference_squash_backward)
 
 
 def _wide(poses: Tensor, weight: Tensor, priors: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

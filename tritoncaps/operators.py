@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tritoncaps.backends import kernels
 
 
 def operator(function: Callable[..., Any]) -> Any:
@@ -16,7 +21,8 @@ def operator(function: Callable[..., Any]) -> Any:
     `torch.library.custom_op` would do, but its first call imports torch's compiler, which takes more than a second.
     """
     name = f"tritoncaps::{function.__name__}"
-    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    # the annotations are names of the file that defines the function, not of a decorator's
+    torch.library.define(name, torch.library.infer_schema(unwrap(function), mutates_args=()))
     torch.library.impl(name, "default", function)
     overload = getattr(torch.ops.tritoncaps, function.__name__).default
     torch.library.register_vmap(name, _one_by_one(overload))
@@ -28,8 +34,19 @@ def fake(overload: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return torch.library.register_fake(overload._schema.name)
 
 
-def differentiable_again(backward: Any, reference: Callable[..., tuple[Tensor, ...]]) -> Any:
-    """An autograd Function of a backward operator, whose own gradient is that of ``reference``.
+def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch's threads out of the way of the backend's, if it asks for that; `backend` is the last argument."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        with getattr(kernels(arguments[-1]), "torch_in_one_thread", nullcontext)():
+            return function(*arguments)
+
+    return call
+
+
+def differentiable_again(backward: Any, reference: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """The backward operator as a function whose own gradient, for those who ask for it, is that of ``reference``.
 
     That takes the operator's arguments and returns its gradients, but never an empty one for what is not needed.
     """
@@ -63,7 +80,11 @@ def differentiable_again(backward: Any, reference: Callable[..., tuple[Tensor, .
             second = dict(zip(places, found, strict=True))
             return tuple(second.get(i) for i in range(len(inputs)))
 
-    return Again
+    def call(*arguments: Any) -> Any:
+        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return Again.apply(*arguments) if twice else backward(*arguments)
+
+    return call
 
 
 _SAVED = object()  # stands for a tensor among other arguments

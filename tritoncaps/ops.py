@@ -6,9 +6,7 @@ The operators know shapes, not devices: `backend` names the kernels that do the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,22 +16,11 @@ from torch import Tensor
 from tritoncaps import reference
 from tritoncaps.backends import kernels
 from tritoncaps.kernels import em_routing
-from tritoncaps.operators import differentiable_again, fake, operator
+from tritoncaps.operators import differentiable_again, fake, operator, quietly
 from tritoncaps.reference import widen
 from tritoncaps.routing_map import RoutingMap, Tables
 
 POSE = 16  # entries of a 4x4 pose
-
-
-def quietly(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep torch's threads out of the way of the backend's, if it asks for that; `backend` is the last argument."""
-
-    @wraps(operator)
-    def call(*arguments: Any) -> Any:
-        with getattr(kernels(arguments[-1]), "torch_in_one_thread", nullcontext)():
-            return operator(*arguments)
-
-    return call
 
 
 @operator
@@ -206,8 +193,7 @@ class EMRoutingFunction(torch.autograd.Function):
         needs = ctx.needs_input_grad
         arguments = (grad_poses, grad_activations, *tensors, saved[7:], statistics, log_sums, *ctx.options[:-1])
         arguments += (needs[0] or needs[1], needs[2], ctx.options[-1])
-        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        grad = _DifferentiableBackward.apply(*arguments) if twice else em_routing_backward(*arguments)
+        grad = _backward(*arguments)
         wanted = tuple(g if need else None for g, need in zip(grad, needs, strict=False))
         return wanted + (None,) * (len(needs) - len(wanted))
 
@@ -245,7 +231,7 @@ def _reference_backward(
     return pull_back((grad_poses, grad_activations))
 
 
-_DifferentiableBackward = differentiable_again(em_routing_backward, _reference_backward)
+_backward = differentiable_again(em_routing_backward, _reference_backward)
 
 
 def _edges(

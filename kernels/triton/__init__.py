@@ -14,7 +14,6 @@ from tritoncaps.kernels.triton.em_routing import (
     statistics_shape,
 )
 from tritoncaps.kernels.triton.stored import (
-    coordinate_addition_backward,
     coordinate_addition_forward,
     e_step_backward,
     e_step_forward,
@@ -29,7 +28,6 @@ __all__ = [
     "child_and_weight_gradient",
     "child_assignment_gradient",
     "child_log_sum",
-    "coordinate_addition_backward",
     "coordinate_addition_forward",
     "e_step_backward",
     "e_step_forward",

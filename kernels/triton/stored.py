@@ -55,11 +55,6 @@ def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
     return out
 
 
-def coordinate_addition_backward(grad_votes: Tensor) -> Tensor:
-    """The offsets are constants: the gradient of the votes is that of the sum."""
-    return grad_votes
-
-
 def m_step_forward(
     votes: Tensor,
     assignments: Tensor,
