@@ -5,17 +5,18 @@ A backend (`kernels.cpu`, `kernels.triton`) provides, under these names:
     edges(poses, activations, weight, tables, competition)    packs the inputs of a call
     statistics_shape(images, parents, types, dtype)           of what an M-step leaves behind
     slopes_shape(images, parents, types, dtype)               of what its backward pass leaves behind
-    m_step(edges, fit, before, log_sum, out)                  parent view: statistics from those before
-    child_log_sum(edges, statistics, out)                     child view: log of the E-step's denominator
+    log_sums_shape(images, groups, types)                     of what an E-step leaves behind
+    da_shape(images, groups, types)                           of what its backward pass leaves behind
+    first_m_step(edges, fit, out)                             statistics of votes that are shared equally
+    em_step(edges, fit, before, log_sum, out)                 log_sum and statistics from the statistics before
     outputs(edges, statistics)                                -> poses [N, P, 16, C], activations [N, P, C]
 
     output_slopes(edges, fit, history, grad_poses, grad_activations)     slopes of the last M-step
-    child_assignment_gradient(edges, history, t)              child view: da_i = sum_j R_ij G_ij of iteration t
-    slopes_before(edges, fit, history, t)                     parent view: slopes of iteration t - 1
+    slopes_before(edges, fit, history, t)                     da of iteration t and slopes of iteration t - 1
     child_and_weight_gradient(edges, history, since, needs_children, needs_weight)     -> dL/dM, dL/da, dL/dW
     beta_gradients(edges, history, since)                     -> dL/dbeta_u, dL/dbeta_a
 
-Statistics and slopes belong to parents, and each backend has its own layout of them. docs/backward.md derives the
+Statistics and slopes belong to parents, log_sums and da to children, and each backend has its own layout of them. docs/backward.md derives the
 formulas.
 
 Letters: N images, L child and P parent locations, B child and C parent types, G groups of competing parents
@@ -54,17 +55,16 @@ class History(NamedTuple):
     """
 
     statistics: Tensor  # [T, ...]
-    log_sums: Tensor  # [T - 1, N, G, B], of iterations 1, ..., T - 1; in iteration 0, R is uniform
+    log_sums: Tensor  # [T - 1, ...], of iterations 1, ..., T - 1; in iteration 0, R is uniform
     slopes: Tensor  # [T, ...]: A, B, C and shift of every parent
-    da: Tensor  # [T - 1, N, G, B]
+    da: Tensor  # [T - 1, ...]: sum_j R_ij G_ij of every child
 
 
 def forward(backend: Any, edges: Any, fits: Sequence[Fit], statistics: Tensor, log_sums: Tensor) -> None:
-    """Fill statistics [T, ...] and log_sums [T - 1, N, G, B]."""
-    backend.m_step(edges, fits[0], None, None, out=statistics[0])
+    """Fill statistics [T, ...] and log_sums [T - 1, ...]."""
+    backend.first_m_step(edges, fits[0], statistics[0])
     for t in range(1, len(fits)):
-        backend.child_log_sum(edges, statistics[t - 1], out=log_sums[t - 1])
-        backend.m_step(edges, fits[t], statistics[t - 1], log_sums[t - 1], out=statistics[t])
+        backend.em_step(edges, fits[t], statistics[t - 1], log_sums[t - 1], statistics[t])
 
 
 def backward(
@@ -83,7 +83,6 @@ def backward(
     since = 0 if gradient == "all" else last  # the first iteration that gradients reach; its assignments are constants
     backend.output_slopes(edges, fits[last], history, grad_poses, grad_activations)
     for t in range(last, since, -1):
-        backend.child_assignment_gradient(edges, history, t)
         backend.slopes_before(edges, fits[t - 1], history, t)
     grads = backend.child_and_weight_gradient(edges, history, since, needs_children, needs_weight)
     return *grads, *backend.beta_gradients(edges, history, since)

@@ -42,7 +42,7 @@ def em_routing_forward(
     """poses [N, B, L, 4, 4], activations [N, B, L], weight [K, B, C, 4, 4], betas [C], tables as in `Tables` ->
 
     poses [N, P, 16, C], activations [N, P, C]; and, if `save`, what backward needs (else with T = 0):
-    statistics [T, N, P, ...], in the backend's own layout, and log_sums [T - 1, N, G, B].
+    statistics [T, ...] and log_sums [T - 1, ...], in the backend's own layout.
     """
     edges = _edges(poses, activations, weight, tables, competition, backend)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
@@ -72,8 +72,12 @@ def _(
     images, parents, out_caps = poses.shape[0], Tables(*tables).children.shape[0], beta_a.shape[0]
     iterations = len(lambdas) if save else 0
     statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, iterations, competition, backend)
-    mean = poses.new_empty(images, parents, POSE, out_caps)
-    return mean, poses.new_empty(images, parents, out_caps), statistics, log_sums
+    if backend == "cpu":  # types are slower than locations
+        mean = rearrange(poses.new_empty(images, out_caps, parents, POSE), "n c p h -> n p h c")
+        activation = rearrange(poses.new_empty(images, out_caps, parents), "n c p -> n p c")
+    else:
+        mean, activation = poses.new_empty(images, parents, POSE, out_caps), poses.new_empty(images, parents, out_caps)
+    return mean, activation, statistics, log_sums
 
 
 @operator
@@ -102,12 +106,13 @@ def em_routing_backward(
     not needed come back empty, of size 0."""
     edges = _edges(poses, activations, weight, tables, competition, backend)
     slopes_shape = kernels(backend).slopes_shape(*grad_activations.shape, statistics.dtype)
+    da_shape = kernels(backend).da_shape(activations.shape[0], _groups(activations, tables, competition), poses.shape[1])
     slopes = statistics.new_empty(len(statistics), *slopes_shape)
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
         kernels(backend),
         edges,
         _fits(beta_u, beta_a, lambdas, variance_floor, mean_data),
-        em_routing.History(statistics, log_sums, slopes, torch.empty_like(log_sums)),
+        em_routing.History(statistics, log_sums, slopes, log_sums.new_empty(len(log_sums), *da_shape)),
         gradient,
         widen(grad_poses),
         widen(grad_activations),
@@ -148,10 +153,11 @@ def _(
     images, in_caps, locations = activations.shape
     none = poses.new_empty(0)
     if backend == "cpu":
-        grad_children = rearrange(poses.new_empty(images, locations, in_caps, 4, 4), "n l b i j -> n b l i j")
+        grad_children = poses.new_empty(images, in_caps, locations, 4, 4)
+        grad_child_activations = activations.new_empty(images, in_caps, locations)
     else:
         grad_children = rearrange(poses.new_empty(images, locations, 4, 4, in_caps), "n l i j b -> n b l i j")
-    grad_child_activations = rearrange(activations.new_empty(images, locations, in_caps), "n l b -> n b l")
+        grad_child_activations = rearrange(activations.new_empty(images, locations, in_caps), "n l b -> n b l")
     return (
         grad_children if needs_children else none,
         grad_child_activations if needs_children else none.clone(),
@@ -269,10 +275,15 @@ def _empty_saved(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Statistics and log_sums of so many iterations."""
-    images, in_caps, locations = activations.shape
-    parents, slots = Tables(*tables).children.shape
+    images, in_caps, _ = activations.shape
+    parents = Tables(*tables).children.shape[0]
     dtype = torch.promote_types(poses.dtype, torch.float32)
-    groups = locations if competition == "global" else parents * slots
-    shape = kernels(backend).statistics_shape(images, parents, beta_a.shape[0], dtype)
-    statistics = poses.new_empty(iterations, *shape, dtype=dtype)
-    return statistics, poses.new_empty(max(iterations - 1, 0), images, groups, in_caps, dtype=dtype)
+    of_parents = kernels(backend).statistics_shape(images, parents, beta_a.shape[0], dtype)
+    of_children = kernels(backend).log_sums_shape(images, _groups(activations, tables, competition), in_caps)
+    statistics = poses.new_empty(iterations, *of_parents, dtype=dtype)
+    return statistics, poses.new_empty(max(iterations - 1, 0), *of_children, dtype=dtype)
+
+
+def _groups(activations: Tensor, tables: Sequence[Tensor], competition: str) -> int:
+    """Groups of competing parents: child locations, or all pairs of a parent location and a slot."""
+    return activations.shape[2] if competition == "global" else Tables(*tables).children.numel()

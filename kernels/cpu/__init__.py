@@ -5,10 +5,11 @@ importing this package costs nothing.
 
     layout.py       the arrays that kernels read
     simd.py         vectors and micro-kernels for Numba
+    loops.py        micro-kernels with loops
     votes.py        the micro-kernels: what is computed for one vote
     parents.py      the micro-kernels of parents: what an M-step makes of moments, and its gradients
+    child_view.py   how the parents of a child share it: assignments and their gradient
     parent_view.py  moments, M-steps and their slopes
-    child_view.py   log_sum and the gradient of the assignments
     gradient.py     the last sweep of the backward pass: gradients of poses, activations and weight
     workspace.py    memory that is reused from call to call
     threads.py, compiling.py
@@ -19,19 +20,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tritoncaps.kernels.cpu.child_view import child_assignment_gradient, child_log_sum
     from tritoncaps.kernels.cpu.gradient import child_and_weight_gradient
-    from tritoncaps.kernels.cpu.layout import edges, slopes_shape, statistics_shape
-    from tritoncaps.kernels.cpu.parent_view import beta_gradients, m_step, output_slopes, outputs, slopes_before
+    from tritoncaps.kernels.cpu.layout import da_shape, edges, log_sums_shape, slopes_shape, statistics_shape
+    from tritoncaps.kernels.cpu.parent_view import (
+        beta_gradients,
+        em_step,
+        first_m_step,
+        output_slopes,
+        outputs,
+        slopes_before,
+    )
     from tritoncaps.kernels.cpu.threads import torch_in_one_thread
 
 _MODULE_OF = {
     "beta_gradients": "parent_view",
     "child_and_weight_gradient": "gradient",
-    "child_assignment_gradient": "child_view",
-    "child_log_sum": "child_view",
+    "da_shape": "layout",
     "edges": "layout",
-    "m_step": "parent_view",
+    "em_step": "parent_view",
+    "first_m_step": "parent_view",
+    "log_sums_shape": "layout",
     "output_slopes": "parent_view",
     "outputs": "parent_view",
     "slopes_before": "parent_view",
@@ -43,10 +51,11 @@ _MODULE_OF = {
 __all__ = [
     "beta_gradients",
     "child_and_weight_gradient",
-    "child_assignment_gradient",
-    "child_log_sum",
+    "da_shape",
     "edges",
-    "m_step",
+    "em_step",
+    "first_m_step",
+    "log_sums_shape",
     "output_slopes",
     "outputs",
     "slopes_before",

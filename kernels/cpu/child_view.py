@@ -1,127 +1,129 @@
-"""The child view: sums over the parents that compete for a child.
+"""The child view: how the parents of a child share it, for all children of one type in one image.
 
-    log_sum_i = log sum_j exp(l_ij)        da_i = sum_j R_ij G_ij
+    l_ij = log-likelihood        R_ij = exp(l_ij - greatest_i) / sum_i        da_i = sum_j R_ij G_ij
 
-A task owns some child types of some groups (a group is a child location, or one edge if competition is local).
-Child types change slowest, because the weights of a few child types fit into the second-level cache.
+A child competes only within its own type, so everything that the softmax of a type needs fits into a row of `lanes`
+numbers for each edge and block of parent types: rows [E, blocks, lanes], which stay in the cache until the parent view
+has used them. Weights of a type stay in the first-level cache meanwhile. Sums over a group are kept by lanes, and joined
+for `lanes` groups at a time.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Edges, Slope, Statistic, array
-from tritoncaps.kernels.cpu.simd import next_task
-from tritoncaps.kernels.cpu.threads import run
+from tritoncaps.kernels.cpu.layout import Edge, Slope, Statistic
 from tritoncaps.kernels.cpu.votes import (
-    add_assignment_gradient_1,
-    add_assignment_gradient_4,
-    add_exponentials_1,
-    add_exponentials_4,
-    join_exponentials,
+    add_products,
+    assignments,
+    exponentials,
+    fill,
+    gradient_weights,
+    greatest_of_lanes,
+    inverse,
     likelihood,
     likelihood_and_gradient,
-    sum_lanes,
+    scale,
+    sum_of_lanes,
 )
-from tritoncaps.kernels.em_routing import History
-
-CHUNKS = 16  # of groups, for each range of child types
-TYPES = 8  # child types of a task: a multiple of the lanes
-
-# what is summed
-LOG_SUM, ASSIGNMENT_GRADIENT = 0, 1
 
 STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
-
-
-def child_log_sum(edges: Edges, statistics: Tensor, out: Tensor) -> None:
-    """out [N, G, B]: log sum_j exp(l_ij); zero for children without parents."""
-    nothing = statistics.new_empty(0)
-    _run(edges, LOG_SUM, out, statistics, nothing, nothing)
-
-
-def child_assignment_gradient(edges: Edges, history: History, t: int) -> None:
-    """da_i = sum_j R_ij G_ij of iteration t."""
-    inputs = history.statistics[t - 1], history.slopes[t], history.log_sums[t - 1]
-    _run(edges, ASSIGNMENT_GRADIENT, history.da[t - 1], *inputs)
-
-
-def _run(edges: Edges, what: int, *arrays: Tensor) -> None:
-    chunks = min(CHUNKS, edges.images * edges.groups)
-    ranges = -(-edges.child_types // TYPES)
-    run(_sums_kernel, ranges * chunks, edges, chunks, what, *map(array, arrays))
+CHILD, WEIGHT, SLOT, GROUP, NUMBERS = Edge.CHILD, Edge.WEIGHT, Edge.SLOT, Edge.GROUP, Edge.NUMBERS
 
 
 @kernel
-def _sums_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, chunks, what, out, statistics, slopes, log_sum
-):
-    """out [N, G, B] from statistics [N, P, blocks, 36, lanes], slopes [N, P, blocks, 51, lanes], log_sum [N, G, B]."""
-    B, lanes = e.child_types, e.lanes
-    work = np.empty(2 * TYPES * lanes, e.poses.dtype)
-    sums = np.empty(TYPES * lanes, e.poses.dtype)
-    highest = np.empty(TYPES * lanes, e.poses.dtype)
-    joined = np.empty(lanes, e.poses.dtype)
-    groups = e.images * e.groups
-    task = next_task(counter)
-    while task < tasks:
-        first, chunk = task // chunks * TYPES, task % chunks
-        types = min(TYPES, B - first)
-        for group in range(groups * chunk // chunks, groups * (chunk + 1) // chunks):
-            n, g = group // e.groups, group % e.groups
-            highest[:] = np.finfo(e.poses.dtype).min
-            sums[:] = 0
-            for index in range(e.group_start[g], e.group_start[g + 1]):
-                for block in range(e.blocks):
-                    _add_parents(
-                        e, what, n, g, e.group_edge[index], block, first, types,
-                        highest, sums, work, statistics, slopes, log_sum,
-                    )  # fmt: skip
-            for j in range(0, types, lanes):
-                if what == LOG_SUM:
-                    join_exponentials(joined, 0, highest, j * lanes, sums, j * lanes)
-                else:
-                    sum_lanes(joined, 0, sums, j * lanes)
-                for i in range(min(lanes, types - j)):
-                    out[group * B + first + j + i] = joined[i]
-        task = next_task(counter)
+def new_sums(e):  # type: ignore[no-untyped-def]
+    """Memory of a task, for as many groups as make whole vectors: sums by lanes [G, lanes], joined ones [G] and [G]."""
+    groups = -(-max(e.groups, e.children_count) // e.lanes) * e.lanes
+    return np.empty(groups * e.lanes, e.poses.dtype), np.empty(groups, e.poses.dtype), np.empty(groups, e.poses.dtype)
 
 
 @part
-def _add_parents(  # type: ignore[no-untyped-def]
-    e, what, n, g, edge, block, first, types, highest, sums, work, statistics, slopes, log_sum
-):
-    """Add what a block of parent types at one edge gives to some child types."""
-    B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
-    p, s = edge // e.slots, edge % e.slots
-    child = (n * e.children_count + e.children[edge]) * B + first
-    weight = ((e.weight_of[s] * e.blocks + block) * B + first) * vote
-    parent = (n * e.parents_count + p) * e.blocks + block
-    of_parent, of_slopes = parent * STATISTICS * lanes, parent * SLOPES * lanes
-    i = (n * e.groups + g) * B + first
-    G = TYPES * lanes  # in `work`, after the likelihoods
-    for j in range(types):
-        if what == LOG_SUM:
-            likelihood(
-                work, j * lanes, e.poses, (child + j) * 16, e.weight, weight + j * vote, e.offset, s * 4,
-                statistics, of_parent,
-            )  # fmt: skip
-        else:
-            likelihood_and_gradient(
-                work, j * lanes, work, G + j * lanes, e.poses, (child + j) * 16, e.weight, weight + j * vote,
-                e.offset, s * 4, statistics, of_parent, slopes, of_slopes,
-            )  # fmt: skip
-    for j in range(0, types - 3, 4):
-        at = j * lanes
-        if what == LOG_SUM:
-            add_exponentials_4(highest, at, sums, at, work, at)
-        else:
-            add_assignment_gradient_4(sums, at, work, at, work, G + at, log_sum, i + j)
-    for j in range(types - types % 4, types):
-        at = j * lanes
-        if what == LOG_SUM:
-            add_exponentials_1(highest, at, sums, at, work, at)
-        else:
-            add_assignment_gradient_1(sums, at, work, at, work, G + at, log_sum, i + j)
+def uniform_weights(e, n, b, r):  # type: ignore[no-untyped-def]
+    """r [E, blocks, lanes] = share a: all parents have the same share."""
+    row, children = e.blocks * e.lanes, (n * e.child_types + b) * e.children_count
+    for edge in range(e.edges_count):
+        at = edge * NUMBERS
+        fill(r, edge * row, e.share, e.edges[at + GROUP], e.activations, children + e.edges[at + CHILD], e.blocks)
+
+
+@part
+def assignment_weights(e, n, b, r, sums, greatest, total, statistics, log_sum):  # type: ignore[no-untyped-def]
+    """r [E, blocks, lanes] = R a, and log_sum [N, B, 2, G], from statistics [N, P, blocks, 36, lanes]."""
+    row, G, lanes = e.blocks * e.lanes, e.groups, e.lanes
+    child_type = n * e.child_types + b
+    children = child_type * e.children_count
+    sums[:] = np.finfo(e.poses.dtype).min
+    for p in range(e.parents_count):
+        for block in range(e.blocks):
+            parent = ((n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes
+            for edge in range(e.start[p], e.start[p + 1]):
+                at = edge * NUMBERS
+                weight = ((b * e.weights + e.edges[at + WEIGHT]) * e.blocks + block) * 16 * lanes
+                likelihood(
+                    r, edge * row + block * lanes, sums, e.edges[at + GROUP] * lanes,
+                    e.poses, (children + e.edges[at + CHILD]) * 16, e.weight, weight,
+                    e.offset, 4 * e.edges[at + SLOT], statistics, parent,
+                )  # fmt: skip
+    for g in range(0, G, lanes):
+        greatest_of_lanes(greatest, g, sums, g * lanes)
+    sums[:] = 0
+    for edge in range(e.edges_count):
+        g = e.edges[edge * NUMBERS + GROUP]
+        exponentials(r, edge * row, sums, g * lanes, greatest, g, e.blocks)
+    for g in range(0, G, lanes):
+        sum_of_lanes(total, g, sums, g * lanes)
+        inverse(total, g)
+    for edge in range(e.edges_count):
+        at = edge * NUMBERS
+        scale(r, edge * row, total, e.edges[at + GROUP], e.activations, children + e.edges[at + CHILD], e.blocks)
+    for g in range(G):
+        log_sum[child_type * 2 * G + g] = greatest[g]
+        log_sum[(child_type * 2 + 1) * G + g] = total[g]
+
+
+@part
+def assignments_and_gradient(e, n, b, R, G, statistics, slopes, log_sum):  # type: ignore[no-untyped-def]
+    """R and G [E, blocks, lanes] of an iteration, from the statistics before it and its slopes [N, P, blocks, 51, lanes]."""
+    row, lanes = e.blocks * e.lanes, e.lanes
+    child_type = n * e.child_types + b
+    for p in range(e.parents_count):
+        for block in range(e.blocks):
+            parent = (n * e.parents_count + p) * e.blocks + block
+            for edge in range(e.start[p], e.start[p + 1]):
+                at, out = edge * NUMBERS, edge * row + block * lanes
+                weight = ((b * e.weights + e.edges[at + WEIGHT]) * e.blocks + block) * 16 * lanes
+                likelihood_and_gradient(
+                    R, out, G, out, e.poses, (child_type * e.children_count + e.edges[at + CHILD]) * 16, e.weight, weight,
+                    e.offset, 4 * e.edges[at + SLOT], statistics, parent * STATISTICS * lanes,
+                    slopes, parent * SLOPES * lanes,
+                )  # fmt: skip
+    for edge in range(e.edges_count):
+        greatest = child_type * 2 * e.groups + e.edges[edge * NUMBERS + GROUP]
+        assignments(R, edge * row, log_sum, greatest, log_sum, greatest + e.groups, e.blocks)
+
+
+@part
+def assignment_gradient(e, n, b, R, G, sums, joined, da):  # type: ignore[no-untyped-def]
+    """da [N, B, G]: da_i = sum_j R_ij G_ij."""
+    row, lanes = e.blocks * e.lanes, e.lanes
+    sums[:] = 0
+    for edge in range(e.edges_count):
+        add_products(
+            sums, e.edges[edge * NUMBERS + GROUP] * lanes, R, edge * row, G, edge * row, e.blocks
+        )
+    for g in range(0, e.groups, lanes):
+        sum_of_lanes(joined, g, sums, g * lanes)
+    for g in range(e.groups):
+        da[(n * e.child_types + b) * e.groups + g] = joined[g]
+
+
+@part
+def weights_of_gradient(e, n, b, R, G, da):  # type: ignore[no-untyped-def]
+    """In place: R becomes r = R a, and G becomes dl = r (G - da)."""
+    row, child_type = e.blocks * e.lanes, n * e.child_types + b
+    for edge in range(e.edges_count):
+        at = edge * NUMBERS
+        child, group = child_type * e.children_count + e.edges[at + CHILD], child_type * e.groups + e.edges[at + GROUP]
+        gradient_weights(R, edge * row, G, edge * row, e.activations, child, da, group, e.blocks)

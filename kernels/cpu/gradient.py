@@ -1,13 +1,13 @@
 """The last sweep of the backward pass: the gradients of poses, activations and weight, of all iterations at once.
 
-    dV_ij = sum_t r_ij (B_j + 2 C_j e - 2 g_ij precision_j d),   g_ij = G_ij - da_i, or 0 if R is a constant
+    dV_ij = sum_t r_ij (B_j + 2 C_j e) - 2 dl_ij precision_j d,   dl_ij = r_ij (G_ij - da_i), or 0 if R is a constant
     dM_i  = sum_j dV_ij W_ij^T
     da_i  = sum_t sum_j R_ij G_ij
     dW    = sum over images and locations of M_i^T dV_ij
 
-dV is needed twice, and it costs four times as much as either product, so one sweep makes both. Everything that a
-child type's votes add to belongs to that child type: a task owns some child types of some images, in dM, da and
-in its images' part of dW. The parts, whose number does not depend on threads, are added at the end.
+Everything that a child type's votes add to belongs to that child type: a task owns a child type of some images, in dM, da
+and in its images' part of dW. The child view finds r and dl of all iterations; then, parent by parent, the votes'
+gradients are made and used at once. The parts, whose number does not depend on threads, are added at the end.
 """
 
 from __future__ import annotations
@@ -16,42 +16,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.cpu.child_view import assignments_and_gradient, new_sums, weights_of_gradient
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Edges, Slope, Statistic, array
+from tritoncaps.kernels.cpu.layout import Edge, Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
-from tritoncaps.kernels.cpu.threads import num_threads, run
+from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
-    add_likelihood_and_gradient_1,
-    add_likelihood_and_gradient_4,
     add_pose_gradient,
-    add_uniform_assignment_gradient_1,
-    add_vote_gradient_1,
-    add_vote_gradient_4,
+    add_products_of_polynomial,
+    add_vote_gradient,
     add_weight_gradient,
-    assign_1,
-    assign_4,
-    clear_1,
-    clear_4,
-    clear_16,
-    deviations,
-    set_uniform_vote_gradient_1,
-    set_uniform_vote_gradient_4,
-    sum_four,
+    fill,
+    join_pose_gradient,
+    scale,
+    set_deviations,
+    set_vote_gradient,
+    sum_of_lanes,
 )
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import History
 
-TYPES = 16  # child types of a task, at most: the more, the less often parents are read
 PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
 STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
-
-# Rows of a task's memory, for four votes: d, dV, sum_j R G, and of one iteration quadratic form, polynomial, r and g.
-D, DV, SUMS, QUADRATIC, POLYNOMIAL, R, G, WORK = 0, 64, 128, 132, 136, 140, 144, 148
-
-# Assignments that are constants, or functions of the iteration before; for `votes.assign_1`.
-CONSTANT, VARIABLE = (0.0, 1.0), (2.0, 0.0)
+CHILD, WEIGHT, SLOT, GROUP, NUMBERS = Edge.CHILD, Edge.WEIGHT, Edge.SLOT, Edge.GROUP, Edge.NUMBERS
 
 
 def child_and_weight_gradient(
@@ -59,37 +48,30 @@ def child_and_weight_gradient(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4]; None where not needed."""
     dtype = history.statistics.dtype
-    N, L, B = edges.images, edges.children_count, edges.child_types
-    children = (N, L, B) if needs_children else (0, 0, 0)
-    dM, da = torch.zeros(*children, 16, dtype=dtype), torch.zeros(children, dtype=dtype)
-    parts = _parts_of_images(edges) if needs_weight else N
-    types = TYPES
-    while types > 4 and parts * -(-B // types) < 2 * num_threads():
-        types //= 2
-    sizes = (parts if needs_weight else 0, edges.weights, edges.blocks, B, 16, edges.lanes)
-    dW = scratch("weight gradient", sizes, dtype)
-    history.da[:since].zero_()  # not computed where assignments are constants
+    B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
+    dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
+    parts = _parts_of_images(edges)
+    dW = scratch(
+        "weight gradient", (parts if needs_weight else 0, B, edges.weights, edges.blocks, 16, edges.lanes), dtype
+    )
     run(
         _gradient_kernel,
-        parts * -(-B // types),
+        parts * B,
         edges,
         parts,
-        types,
         since,
         len(history.statistics),
         array(dM),
         array(da),
         array(dW),
         *map(array, history),
-        array(torch.tensor([*CONSTANT, *VARIABLE], dtype=dtype)),
+        array(torch.ones(1, dtype=dtype)),
         needs_children,
         needs_weight,
     )
     grad_poses = grad_activations = grad_weight = None
     if needs_children:
-        for of_groups in history.da[since:]:
-            da += _of_children(edges, of_groups)
-        grad_poses, grad_activations = dM.unflatten(3, (4, 4)).transpose(1, 2), da.transpose(1, 2)
+        grad_poses, grad_activations = dM.unflatten(3, (4, 4)), da
     if needs_weight:
         grad_weight = torch.empty(edges.weights, B, edges.parent_types, 4, 4, dtype=dtype)
         run(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW))
@@ -102,164 +84,154 @@ def _parts_of_images(edges: Edges) -> int:
     return min(edges.images, affordable, -(-PARTS_TIMES_TYPES // edges.child_types))
 
 
-def _of_children(edges: Edges, of_groups: Tensor) -> Tensor:
-    """Sum over the groups of every child: [N, G, B] -> [N, L, B]."""
-    if not edges.local:
-        return of_groups
-    children = torch.from_numpy(edges.children)
-    exists = children >= 0
-    of_children = of_groups.new_zeros(edges.images, edges.children_count, edges.child_types)
-    return of_children.index_add_(1, children[exists], of_groups[:, exists])
-
-
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, parts, types, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, variable,
+    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
     needs_children, needs_weight,
 ):  # fmt: skip
-    """dM [N, L, B, 16] and da [N, L, B], zero at first, and dW [parts, K, blocks, B, 16, lanes], from
+    """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, B, K, blocks, 16, lanes], from
 
-    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums and mean_slopes (da of an
-    iteration) [T - 1, N, G, B], and variable [2, 2].
+    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums [T - 1, N, B, 2, G],
+    mean_slopes (da of an iteration) [T - 1, N, B, G], and one, the number.
     """
-    work = np.empty(WORK * e.lanes, e.poses.dtype)
+    B, lanes = e.child_types, e.lanes
+    rows = np.empty((T - since) * 2 * e.edges_count * e.blocks * lanes, e.poses.dtype)
+    work = np.empty((3 * 16 + 1) * e.degree * lanes, e.poses.dtype)
+    work[:] = 0  # dM by lanes is cleared when it is joined
+    sums, joined, _ = new_sums(e)
+    own = e.weights * e.blocks * 16 * lanes
     task = next_task(counter)
     while task < tasks:
-        first, part = task // parts * types, task % parts
-        last = min(first + types, e.child_types)
-        begin = e.images * part // parts * e.parents_count
-        end = e.images * (part + 1) // parts * e.parents_count
-        for block in range(e.blocks):
-            if needs_weight:
-                _clear_part(e, part, block, first, last, dW)
-            for parent in range(begin, end):
-                for s in range(e.slots):
-                    c = e.children[parent % e.parents_count * e.slots + s]
-                    for b in range(first, last if c >= 0 else first, 4):
-                        count = min(4, last - b)
-                        child = (parent // e.parents_count * e.children_count + c) * e.child_types + b
-                        _vote_gradient(
-                            e, since, T, parent, s, block, b, count, child, work,
-                            statistics, log_sums, slopes, mean_slopes, variable,
-                        )  # fmt: skip
-                        if needs_children:
-                            _add_to_children(e, s, block, b, count, child, work, dM, da)
-                        if needs_weight:
-                            _add_to_weight(e, part, s, block, b, count, child, work, dW)
+        b, part = task // parts, task % parts
+        of_type = dW[(part * B + b) * own : (part * B + b + 1) * own]
+        of_type[:] = 0
+        for n in range(e.images * part // parts, e.images * (part + 1) // parts):
+            _weights_of_votes(e, n, b, since, T, rows, statistics, log_sums, slopes, mean_slopes, one)
+            sums[:] = 0
+            for p in range(e.parents_count):
+                for block in range(e.blocks):
+                    _vote_gradient(e, n, b, p, block, since, T, work, sums, rows, statistics, slopes)
+                    _add_to_gradients(e, n, b, p, block, work, of_type, needs_children, needs_weight)
+                if needs_children:
+                    _join_children(e, n, b, p, work, dM)
+            if needs_children:
+                _set_activations(e, n, b, since, T, sums, joined, da, mean_slopes)
         task = next_task(counter)
 
 
 @part
-def _vote_gradient(  # type: ignore[no-untyped-def]
-    e, since, T, parent, s, block, b, count, child, work, statistics, log_sums, slopes, mean_slopes, variable
+def _weights_of_votes(  # type: ignore[no-untyped-def]
+    e, n, b, since, T, rows, statistics, log_sums, slopes, mean_slopes, one
 ):
-    """dV and sum R G, in `work`, of the votes of up to four child types for a block of parent types."""
-    B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
-    d, dv, sums = D * lanes, DV * lanes, SUMS * lanes
-    quadratic, polynomial, r, g = QUADRATIC * lanes, POLYNOMIAL * lanes, R * lanes, G * lanes
-    n, p = parent // e.parents_count, parent % e.parents_count
-    group = e.group_of[p * e.slots + s]
-    weight = ((e.weight_of[s] * e.blocks + block) * B + b) * vote
-    parents = e.images * e.parents_count
-    for j in range(count):
-        clear_1(work, sums + j * lanes)
-        if since > 0:
-            clear_16(work, dv + j * vote)
+    """rows [T - since, 2, E, blocks, lanes]: r and R of the first iteration, r and dl of the others."""
+    size, row, children = e.edges_count * e.blocks * e.lanes, e.blocks * e.lanes, e.child_types * e.children_count
+    parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups
     for t in range(since, T):
-        before = ((max(t - 1, 0) * parents + parent) * e.blocks + block) * STATISTICS * lanes
-        slope = ((t * parents + parent) * e.blocks + block) * SLOPES * lanes
-        if t != 1 or since == 1:  # the first two iterations have the same d
-            for j in range(count):
-                deviations(
-                    work, d + j * vote, e.poses, (child + j) * 16, e.weight, weight + j * vote, e.offset, 4 * s,
-                    statistics, before,
-                )  # fmt: skip
-        clear_4(work, quadratic)
-        clear_4(work, polynomial)
-        if t == 0:
-            for h in range(0, vote, 4 * lanes):
-                if count == 4:
-                    set_uniform_vote_gradient_4(
-                        work, dv + h, work, polynomial, work, d + h, slopes, slope + h,
-                        e.share, group, e.activations, child,
-                    )  # fmt: skip
-                else:
-                    for j in range(count):
-                        set_uniform_vote_gradient_1(
-                            work, dv + j * vote + h, work, polynomial + j * lanes, work, d + j * vote + h,
-                            slopes, slope + h, e.share, group, e.activations, child + j,
-                        )  # fmt: skip
-            for j in range(count):
-                row = j * lanes
-                add_uniform_assignment_gradient_1(
-                    work, sums + row, work, polynomial + row, slopes, slope, e.share, group
-                )
+        first = rows[(t - since) * 2 * size : ((t - since) * 2 + 1) * size]
+        second = rows[((t - since) * 2 + 1) * size : (t - since + 1) * 2 * size]
+        if t > 0:
+            before = statistics[(t - 1) * parents * STATISTICS : t * parents * STATISTICS]
+            slope = slopes[t * parents * SLOPES : (t + 1) * parents * SLOPES]
+            log_sum = log_sums[(t - 1) * 2 * groups : t * 2 * groups]
+            assignments_and_gradient(e, n, b, first, second, before, slope, log_sum)
+        if t > since:
+            weights_of_gradient(e, n, b, first, second, mean_slopes[(t - 1) * groups : t * groups])
             continue
-        i = (((t - 1) * e.images + n) * e.groups + group) * B + b
-        kind = 2 if t > since else 0  # of `variable`
-        if count == 4:
-            for h in range(0, vote, 4 * lanes):
-                add_likelihood_and_gradient_4(
-                    work, quadratic, work, polynomial, work, d + h, statistics, before + h, slopes, slope + h
-                )
-            assign_4(
-                work, r, work, g, work, sums, work, quadratic, work, polynomial, statistics, before, slopes, slope,
-                log_sums, i, mean_slopes, i, e.activations, child, variable, kind,
+        for edge in range(e.edges_count):
+            child = n * children + b * e.children_count + e.edges[edge * NUMBERS + CHILD]
+            if t == 0:
+                fill(first, edge * row, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks)
+            for i in range(edge * row, (edge + 1) * row):
+                second[i] = first[i]
+            scale(first, edge * row, e.activations, child, one, 0, e.blocks)
+
+
+@part
+def _vote_gradient(e, n, b, p, block, since, T, work, sums, rows, statistics, slopes):  # type: ignore[no-untyped-def]
+    """dV of the votes of a child type for a block of types of a parent, in `work`; sums [L, lanes] += R G of `since`."""
+    lanes, vote, step = e.lanes, 16 * e.lanes, e.blocks * e.lanes
+    begin, count = e.start[p], e.start[p + 1] - e.start[p]
+    d, dv, polynomial = 0, e.degree * vote, 3 * e.degree * vote
+    parents = e.images * e.parents_count * e.blocks
+    parent = (n * e.parents_count + p) * e.blocks + block
+    base = (max(since - 1, 0) * parents + parent) * STATISTICS * lanes
+    for i in range(count):
+        at = (begin + i) * NUMBERS
+        child = (n * e.child_types + b) * e.children_count + e.edges[at + CHILD]
+        weight = ((b * e.weights + e.edges[at + WEIGHT]) * e.blocks + block) * vote
+        set_deviations(
+            work, d + i * vote, e.poses, 16 * child, e.weight, weight, e.offset, 4 * e.edges[at + SLOT], statistics, base
+        )
+    for t in range(since, T):
+        first = ((t - since) * 2 * e.edges_count + begin) * step + block * lanes
+        second = first + e.edges_count * step
+        here = (t * parents + parent) * STATISTICS * lanes
+        slope = (t * parents + parent) * SLOPES * lanes
+        if t == since:
+            set_vote_gradient(
+                work, dv, work, polynomial, work, d, rows, first, statistics, here, statistics, base, slopes, slope,
+                count, step,
             )  # fmt: skip
-            for h in range(0, vote, 4 * lanes):
-                add_vote_gradient_4(
-                    work, dv + h, work, d + h, work, r, work, g, statistics, before + h, slopes, slope + h
-                )
-            continue
-        for j in range(count):
-            row = j * lanes
-            for h in range(0, vote, 4 * lanes):
-                add_likelihood_and_gradient_1(
-                    work, quadratic + row, work, polynomial + row, work, d + j * vote + h,
-                    statistics, before + h, slopes, slope + h,
-                )  # fmt: skip
-            assign_1(
-                work, r + row, work, g + row, work, sums + row, work, quadratic + row, work, polynomial + row,
-                statistics, before, slopes, slope,
-                log_sums, i + j, mean_slopes, i + j, e.activations, child + j, variable, kind,
+            add_products_of_polynomial(
+                sums, 0, rows, second, work, polynomial, slopes, slope, e.edges, begin * NUMBERS, count, step
+            )
+        else:
+            before = ((t - 1) * parents + parent) * STATISTICS * lanes
+            add_vote_gradient(
+                work, dv, work, d, rows, first, rows, second, statistics, here, statistics, before, statistics, base,
+                slopes, slope, count, step,
             )  # fmt: skip
-            for h in range(0, vote, 4 * lanes):
-                at = j * vote + h
-                add_vote_gradient_1(
-                    work, dv + at, work, d + at, work, r + row, work, g + row, statistics, before + h, slopes, slope + h
-                )
 
 
 @part
-def _add_to_children(e, s, block, b, count, child, work, dM, da):  # type: ignore[no-untyped-def]
-    lanes, vote = e.lanes, 16 * e.lanes
-    weight = ((e.weight_of[s] * e.blocks + block) * e.child_types + b) * vote
-    for j in range(count):
-        add_pose_gradient(dM, (child + j) * 16, work, DV * lanes + j * vote, e.weight, weight + j * vote)
-    sum_four(work, R * lanes, work, SUMS * lanes)
-    for j in range(count):
-        da[child + j] += work[R * lanes + j]
-
-
-@part
-def _add_to_weight(e, part, s, block, b, count, child, work, dW):  # type: ignore[no-untyped-def]
-    lanes, vote = e.lanes, 16 * e.lanes
-    weight = (((part * e.weights + e.weight_of[s]) * e.blocks + block) * e.child_types + b) * vote
-    for j in range(count):
-        add_weight_gradient(dW, weight + j * vote, work, DV * lanes + j * vote, e.poses, (child + j) * 16)
-
-
-@part
-def _clear_part(e, part, block, first, last, dW):  # type: ignore[no-untyped-def]
+def _add_to_gradients(  # type: ignore[no-untyped-def]
+    e, n, b, p, block, work, dW, needs_children, needs_weight
+):
+    """What a parent's votes give to dM, by lanes in `work`, and to dW [K, blocks, 16, lanes]."""
     vote = 16 * e.lanes
-    for k in range(e.weights):
-        row = ((part * e.weights + k) * e.blocks + block) * e.child_types
-        dW[(row + first) * vote : (row + last) * vote] = 0
+    dv, dm = e.degree * vote, 2 * e.degree * vote
+    for i in range(e.start[p + 1] - e.start[p]):
+        at = (e.start[p] + i) * NUMBERS
+        weight = (e.edges[at + WEIGHT] * e.blocks + block) * vote
+        if needs_weight:
+            child = (n * e.child_types + b) * e.children_count + e.edges[at + CHILD]
+            add_weight_gradient(dW, weight, work, dv + i * vote, e.poses, 16 * child)
+        if needs_children:
+            weight += b * e.weights * e.blocks * vote
+            add_pose_gradient(work, dm + i * vote, work, dv + i * vote, e.weight, weight)
+
+
+@part
+def _join_children(e, n, b, p, work, dM):  # type: ignore[no-untyped-def]
+    """dM [N, B, L, 16] += what a parent's blocks gave."""
+    vote = 16 * e.lanes
+    for i in range(e.start[p + 1] - e.start[p]):
+        child = (n * e.child_types + b) * e.children_count + e.edges[(e.start[p] + i) * NUMBERS + CHILD]
+        join_pose_gradient(dM, 16 * child, work, (2 * e.degree + i) * vote)
+
+
+@part
+def _set_activations(e, n, b, since, T, sums, joined, da, mean_slopes):  # type: ignore[no-untyped-def]
+    """da [N, B, L] from sums [L, lanes] of the first iteration and mean_slopes of the others."""
+    L, lanes, child_type = e.children_count, e.lanes, n * e.child_types + b
+    for c in range(0, L, lanes):
+        sum_of_lanes(joined, c, sums, c * lanes)
+    own = da[child_type * L : (child_type + 1) * L]
+    for c in range(L):
+        own[c] = joined[c]
+    for t in range(since, T - 1):
+        groups = (t * e.images * e.child_types + child_type) * e.groups
+        if e.groups == L:
+            for c in range(L):
+                own[c] += mean_slopes[groups + c]
+        else:
+            for edge in range(e.edges_count):
+                own[e.edges[edge * NUMBERS + CHILD]] += mean_slopes[groups + e.edges[edge * NUMBERS + GROUP]]
 
 
 @kernel
 def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-untyped-def]
-    """out [K, B, C, 16] from dW [parts, K, blocks, B, 16, lanes]; a task is a child type of a weight block."""
+    """out [K, B, C, 16] from dW [parts, B, K, blocks, 16, lanes]; a task is a child type of a weight block."""
     B, C, lanes, vote = e.child_types, e.parent_types, e.lanes, 16 * e.lanes
     total = np.empty(vote, e.poses.dtype)
     task = next_task(counter)
@@ -268,7 +240,7 @@ def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-unt
         for block in range(e.blocks):
             total[:] = 0
             for of_images in range(parts):
-                row = (((of_images * e.weights + k) * e.blocks + block) * B + b) * vote
+                row = (((of_images * B + b) * e.weights + k) * e.blocks + block) * vote
                 for i in range(vote):
                     total[i] += dW[row + i]
             for lane in range(min(lanes, C - block * lanes)):

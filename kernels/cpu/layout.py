@@ -81,25 +81,32 @@ class Number:
     LEAST_SUPPORT = 3
 
 
+class Edge:
+    """The numbers of an edge in `Edges.edges`."""
+
+    CHILD = 0  # location
+    WEIGHT = 1  # block of the weight
+    SLOT = 2
+    GROUP = 3  # of competing parents
+    NUMBERS = 4
+
+
 class Edges(NamedTuple):
     """The inputs of a call: flat arrays and their sizes, in the form that Numba takes."""
 
-    poses: NDArray  # [N, L, B, 16]
-    activations: NDArray  # [N, L, B]
-    weight: NDArray  # [K, blocks, B, 16, lanes]
-    children: NDArray  # int32 [P, S], -1 where there is none
-    weight_of: NDArray  # int32 [S]
+    poses: NDArray  # [N, B, L, 16]
+    activations: NDArray  # [N, B, L]
+    weight: NDArray  # [B, K, blocks, 16, lanes]: what belongs to a child type is consecutive
+    edges: NDArray  # int64 [E, 4], see `Edge`, in the order of parents
+    start: NDArray  # int64 [P + 1]: parent location p has the edges start[p], ..., start[p + 1] - 1
     offset: NDArray  # [S, 4]
-    group_of: NDArray  # int32 [P, S]: the group of competing parents that an edge belongs to
-    group_start: NDArray  # int32 [G + 1]: group g has the edges group_edge[start[g]:start[g + 1]]
-    group_edge: NDArray  # int32 [E]: p * S + s
     share: NDArray  # [G]: R of the first iteration, one over the number of parents that compete in a group
-    local: bool  # is competition local?
     images: int
     children_count: int  # L
     parents_count: int  # P
-    slots: int  # S
-    groups: int  # G
+    edges_count: int  # E
+    degree: int  # the most edges that a parent has
+    groups: int  # G: child locations; if competition is local, P S
     child_types: int  # B
     parent_types: int  # C
     weights: int  # K
@@ -113,17 +120,18 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     weights, _, parent_types = weight.shape[:3]
     parents, slots = tables.children.shape
     lanes, blocks = vectors(parent_types, poses.dtype)
-    packed = scratch("weight", (weights, blocks, child_types, 16, lanes), poses.dtype)
+    of_map = _of_map(tables, competition, parent_types, poses.dtype)
+    packed = scratch("weight", (child_types, weights, blocks, 16, lanes), poses.dtype)
     found = Edges(
-        poses=array(_copied("poses", poses.transpose(1, 2))),
-        activations=array(_copied("activations", activations.transpose(1, 2))),
+        poses=array(_contiguous("poses", poses)),
+        activations=array(_contiguous("activations", activations)),
         weight=array(packed),
-        **_of_map(tables, competition, parent_types, poses.dtype),
-        local=competition == "local",
+        **of_map,
         images=images,
         children_count=locations,
         parents_count=parents,
-        slots=slots,
+        edges_count=int(of_map["start"][-1]),
+        degree=int(np.diff(of_map["start"]).max(initial=0)),
         groups=locations if competition == "global" else parents * slots,
         child_types=child_types,
         parent_types=parent_types,
@@ -144,6 +152,15 @@ def vectors(parent_types: int, dtype: torch.dtype) -> tuple[int, int]:
 def statistics_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
     lanes, blocks = vectors(types, dtype)
     return images, parents, blocks, Statistic.ROWS, lanes
+
+
+def log_sums_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
+    """A sum of exponentials is kept as the greatest exponent and the inverse of the sum relative to that."""
+    return images, types, 2, groups
+
+
+def da_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
+    return images, types, groups
 
 
 def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -168,13 +185,13 @@ def numbers(edges: Edges, fit: Fit) -> NDArray:
 
 @kernel
 def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-def]
-    """e.weight [K, blocks, B, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
+    """e.weight [B, K, blocks, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
     B, C, lanes = e.child_types, e.parent_types, e.lanes
     task = next_task(counter)
     while task < tasks:
         k, b = task // B, task % B
         for block in range(e.blocks):
-            out = ((k * e.blocks + block) * B + b) * 16 * lanes
+            out = ((b * e.weights + k) * e.blocks + block) * 16 * lanes
             types = min(lanes, C - block * lanes)
             for lane in range(lanes):
                 source = (task * C + block * lanes + lane) * 16
@@ -198,9 +215,9 @@ class _Memory:
         self.__array_interface__ = {"data": (x.data_ptr(), False), "shape": x.shape, "typestr": dtype, "version": 3}
 
 
-def _copied(name: str, x: Tensor) -> Tensor:
-    """A contiguous copy that lasts as long as the call."""
-    return scratch(name, x.shape, x.dtype).copy_(x)
+def _contiguous(name: str, x: Tensor) -> Tensor:
+    """x, or a contiguous copy that lasts as long as the call."""
+    return x if x.is_contiguous() else scratch(name, x.shape, x.dtype).copy_(x)
 
 
 _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -211,24 +228,20 @@ def _of_map(tables: Tables, competition: str, parent_types: int, dtype: torch.dt
     known = _maps.setdefault(tables.children, {})
     key = competition, parent_types, dtype
     if key not in known:
-        group_of, group_start, group_edge = _groups(tables, competition)
-        known[key] = {
-            "children": array(tables.children),
-            "weight_of": array(tables.weight_of),
-            "offset": array(tables.offset.to(dtype)),
-            "group_of": array(group_of),
-            "group_start": array(group_start),
-            "group_edge": array(group_edge),
-            "share": array(1 / (group_start.diff() * parent_types).clamp(min=1).to(dtype)),
-        }
+        known[key] = _made_of_map(tables, competition == "local", parent_types, dtype)
     return known[key]
 
 
-def _groups(tables: Tables, competition: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Global competition: a group is a child location. Local: it is an edge, alone with its parent's types."""
-    if competition == "global":
-        return tables.children.clamp(min=0), tables.parents_start, tables.parents_pair
-    exists = tables.children.reshape(-1) >= 0
-    group_of = torch.arange(len(exists), dtype=torch.int32)
-    group_start = F.pad(exists.cumsum(0), (1, 0)).int()
-    return group_of, group_start, group_of[exists]
+def _made_of_map(tables: Tables, local: bool, parent_types: int, dtype: torch.dtype) -> dict[str, Any]:
+    parents, slots = tables.children.shape
+    children = tables.children.long()
+    parent, slot = (children >= 0).nonzero(as_tuple=True)  # in the order of parents
+    child = children[parent, slot]
+    group = parent * slots + slot if local else child
+    competitors = group.bincount(minlength=parents * slots if local else len(tables.parents_start) - 1)
+    return {
+        "edges": array(torch.stack([child, tables.weight_of.long()[slot], slot, group], dim=1)),
+        "start": array(F.pad(parent.bincount(minlength=parents).cumsum(0), (1, 0))),
+        "offset": array(tables.offset.to(dtype)),
+        "share": array(1 / (competitors * parent_types).clamp(min=1).to(dtype)),
+    }

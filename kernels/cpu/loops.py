@@ -1,6 +1,7 @@
 """Micro-kernels with loops: like those of `simd`, but some of their lengths are known only when they run.
 
-Sums over such a loop stay in registers. A parameter that is annotated `Number` is an integer of the calling Numba code:
+Sums over such a loop stay in registers. A parameter that is annotated `Number` is an integer of the calling Numba code,
+and one that is annotated `Numbers` an array of int64 and a position in it:
 
     def _dot(out: Rows, x: Rows, y: Rows, count: Number) -> None:
         zero = x[0].like(0.0)
@@ -24,7 +25,23 @@ from tritoncaps.kernels.cpu.simd import Rows, Vector, _Format
 
 Number = ir.Value  # an int64 of the calling code
 
+ARRAYS = ("Rows", "Numbers")  # annotations of parameters that are an array and a position
+
 _INT64 = ir.IntType(64)
+
+
+class Numbers:
+    """An array of int64, from a position on."""
+
+    def __init__(self, builder: ir.IRBuilder, pointer: ir.Value) -> None:
+        self.builder, self.pointer = builder, pointer
+
+    def __getitem__(self, index: Number) -> Number:
+        return self.builder.load(self.builder.gep(self.pointer, [index]))
+
+    def at(self, index: Number, step: int) -> Numbers:
+        """The array from index * step on."""
+        return Numbers(self.builder, self.builder.gep(self.pointer, [self.builder.mul(index, number(step))]))
 
 
 def number(value: int) -> Number:
@@ -41,14 +58,22 @@ def repeat(
     return _loop(sums[0].builder, first if isinstance(first, ir.Value) else number(first), count, sums, body)
 
 
-def for_each(rows: Rows, count: Number, body: Callable[[Number], None]) -> None:
-    """body(i) for i = 0, ..., count - 1."""
+def for_each(rows: Rows, count: Number, body: Callable[[Number], None], first: Number | None = None) -> None:
+    """body(i) for i = first, ..., count - 1, from 0 if there is no first."""
 
     def step(index: Number, sums: list[Vector]) -> list[Vector]:
         body(index)
         return sums
 
-    _loop(rows.builder, number(0), count, [], step)
+    _loop(rows.builder, number(0) if first is None else first, count, [], step)
+
+
+def for_rows(rows: Rows, count: Number, body: Callable[[Number, int], None], together: int = 4) -> None:
+    """body(first, how many) for the rows 0, ..., count - 1, as many at once as hide each other's latencies."""
+    builder = rows.builder
+    whole = builder.sdiv(count, number(together))
+    for_each(rows, whole, lambda i: body(builder.mul(i, number(together)), together))
+    for_each(rows, count, lambda i: body(i, 1), builder.mul(whole, number(together)))
 
 
 def _loop(
@@ -100,10 +125,12 @@ def looping_microkernel(emit: Callable[..., None], *leading: int) -> Any:
             kinds, remaining, given = list(signature.args), list(values), []
             for parameter in parameters:
                 kind, value = kinds.pop(0), remaining.pop(0)
-                if parameter.annotation == "Rows":
+                if parameter.annotation in ARRAYS:
                     data = context.make_array(kind)(context, builder, value=value).data
                     kinds.pop(0)
-                    given.append(Rows(builder, form, builder.gep(data, [remaining.pop(0)])))
+                    pointer = builder.gep(data, [remaining.pop(0)])
+                    rows = parameter.annotation == "Rows"
+                    given.append(Rows(builder, form, pointer) if rows else Numbers(builder, pointer))
                 else:
                     given.append(context.cast(builder, value, kind, types.int64))
             emit(*leading, *given)
@@ -114,7 +141,7 @@ def looping_microkernel(emit: Callable[..., None], *leading: int) -> Any:
     function.__name__, function.__doc__ = emit.__name__, emit.__doc__
     names = ["typing_context"]
     for parameter in parameters:
-        names += [parameter.name] + ([f"{parameter.name}_position"] if parameter.annotation == "Rows" else [])
+        names += [parameter.name] + ([f"{parameter.name}_position"] if parameter.annotation in ARRAYS else [])
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     )

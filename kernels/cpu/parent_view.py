@@ -2,9 +2,10 @@
 
     total = sum_i w_ij      first = sum_i w_ij d_ij      second = sum_i w_ij d_ij^2      d_ij = V_ij - centre_j
 
-with weights r_ij = R_ij a_i in the forward pass and dl_ij in the backward pass. A task owns a block of parent
-types of some parents. Blocks change slowest, because a block's weights fit into the second-level cache. The votes of
-four children at a time stand in a scratch array of 2 KiB.
+with weights r_ij = R_ij a_i in the forward pass and dl_ij in the backward pass. A task owns the children of some types
+of an image: the child view finds their weights, type after type, and the parent view adds their votes to the task's own
+moments of all parents. The moments of the tasks are added in a fixed order, which does not depend on the number of
+images or threads.
 """
 
 from __future__ import annotations
@@ -15,88 +16,101 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.cpu.child_view import (
+    assignment_gradient,
+    assignment_weights,
+    assignments_and_gradient,
+    new_sums,
+    uniform_weights,
+    weights_of_gradient,
+)
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Beta, Edges, Moment, Slope, Statistic, array, betas, numbers
+from tritoncaps.kernels.cpu.layout import Beta, Edge, Edges, Moment, Slope, Statistic, array, betas, numbers
 from tritoncaps.kernels.cpu.parents import activation, activation_backward, fit, fit_backward, likelihood_backward
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
-from tritoncaps.kernels.cpu.votes import (
-    add_moments_1,
-    add_moments_4,
-    add_shift,
-    check_centre,
-    clear_16,
-    clear_moments,
-    deviations,
-    gradient_weights_1,
-    gradient_weights_4,
-    likelihood_and_deviations,
-    likelihood_gradient_and_deviations,
-    move_moments,
-    uniform_weights_1,
-    uniform_weights_4,
-    weights_1,
-    weights_4,
-)
+from tritoncaps.kernels.cpu.votes import add_moments, check_centre, clear_moments, sum_moments
+from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import Fit, History
 
-CHUNKS = 16  # of parents, for each block of types
-SLOTS_AT_A_TIME = 32  # partial sums of so many slots, so that rounding errors do not grow with all slots
+CHUNKS = 32  # of parents
+RANGES = 8  # of child types, at most; each is a task for every image
+MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
+EDGES_AT_A_TIME = 32  # partial sums of so many votes, so that rounding errors do not grow with all of them
+ENOUGH = 8  # votes that make a rough mean
 
 STATISTICS, SLOPES, MOMENTS, BETAS = Statistic.ROWS, Slope.ROWS, Moment.ROWS, Beta.ROWS
 TOTAL, FIRST = Moment.TOTAL, Moment.FIRST
 MINUS_MEAN = Statistic.MINUS_MEAN
-
-DEVIATIONS = 64  # rows of four votes
-WORK = DEVIATIONS + 12  # and their likelihoods, slopes G and weights
+CHILD, WEIGHT, SLOT, NUMBERS = Edge.CHILD, Edge.WEIGHT, Edge.SLOT, Edge.NUMBERS
 
 # the weights of moments: share a_i, r_ij, or dl_ij
 UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 
 
-def m_step(edges: Edges, fit: Fit, before: Tensor | None, log_sum: Tensor | None, out: Tensor) -> None:
-    """Statistics [N, P, blocks, 36, lanes] of the votes; the first M-step, with nothing before, shares equally."""
-    if before is None:
-        _run(_first_m_step_kernel, edges, array(out), betas(edges, fit), numbers(edges, fit))
-    else:
-        _run(_m_step_kernel, edges, array(out), array(before), array(log_sum), betas(edges, fit), numbers(edges, fit))
+def first_m_step(edges: Edges, fit: Fit, out: Tensor) -> None:
+    """Statistics [N, P, blocks, 36, lanes] of votes that are shared equally."""
+    _run(_centres_kernel, edges, array(out))
+    _m_step(edges, fit, UNIFORM, out, out, out.new_empty(0))
+
+
+def em_step(edges: Edges, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) -> None:
+    """Statistics [N, P, blocks, 36, lanes] and log_sum [N, B, 2, G] from the statistics before."""
+    _m_step(edges, fit, ASSIGNMENT, before, out, log_sum)
+
+
+def _m_step(edges: Edges, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
+    """Where a mean turns out to be far from the centre, moments are taken again, about that mean."""
+    ranges, images = _ranges(edges)
+    parents = betas(edges, fit), numbers(edges, fit)
+    statistics, nothing = array(centre), array(out.new_empty(0))
+    for first in range(0, edges.images, images):
+        some = min(images, edges.images - first)
+        moments = _new_moments(edges, some, ranges)
+        again = np.ones((some, edges.parents_count, edges.blocks), np.bool_)
+        for about in (statistics, array(out)):
+            arrays = moments, about, again.ravel(), statistics, nothing, array(log_sum), nothing
+            run(_moments_kernel, some * ranges, edges, first, ranges, weights, *arrays)
+            chunks = min(CHUNKS, some * edges.parents_count)
+            run(_fit_kernel, chunks, edges, first, some, chunks, ranges, array(out), moments, about, again.ravel(), *parents)
+            if not again.any():
+                break
+
+
+def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
+    """da [N, B, G] of iteration t, and the slopes [N, P, blocks, 51, lanes] of iteration t - 1."""
+    ranges, images = _ranges(edges)
+    statistics = array(history.statistics[t - 1])
+    inputs = array(history.slopes[t]), array(history.log_sums[t - 1]), array(history.da[t - 1])
+    parents = array(history.statistics[max(t - 2, 0)]), betas(edges, fit), numbers(edges, fit)
+    for first in range(0, edges.images, images):
+        some = min(images, edges.images - first)
+        moments, all_of_them = _new_moments(edges, some, ranges), np.empty(0, np.bool_)
+        arrays = moments, statistics, all_of_them, statistics, *inputs
+        run(_moments_kernel, some * ranges, edges, first, ranges, GRADIENT, *arrays)
+        chunks = min(CHUNKS, some * edges.parents_count)
+        slopes = array(history.slopes[t - 1])
+        run(_slopes_kernel, chunks, edges, first, some, chunks, ranges, slopes, moments, statistics, *parents)
 
 
 def outputs(edges: Edges, statistics: Tensor) -> tuple[Tensor, Tensor]:
-    """Poses [N, P, 16, C] and activations [N, P, C]."""
-    sizes = edges.images, edges.parents_count
-    poses = torch.empty(*sizes, 16, edges.parent_types, dtype=statistics.dtype)
-    activations = torch.empty(*sizes, edges.parent_types, dtype=statistics.dtype)
+    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations."""
+    sizes = edges.images, edges.parent_types, edges.parents_count
+    poses, activations = statistics.new_empty(*sizes, 16), statistics.new_empty(sizes)
     _run(_outputs_kernel, edges, array(poses), array(activations), array(statistics))
-    return poses, activations
+    return poses.permute(0, 2, 3, 1), activations.transpose(1, 2)
 
 
 def output_slopes(edges: Edges, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
-    """Slopes [N, P, blocks, 51, lanes] of the last M-step."""
+    """Slopes [N, P, blocks, 51, lanes] of the last M-step, from gradients [N, P, 16, C] and [N, P, C]."""
     _run(
         _output_slopes_kernel,
         edges,
         array(history.slopes[-1]),
-        array(grad_poses),
-        array(grad_activations),
+        array(grad_poses.permute(0, 3, 1, 2)),
+        array(grad_activations.transpose(1, 2)),
         array(history.statistics[-1]),
         array(history.statistics[-2:][0]),
-        betas(edges, fit),
-        numbers(edges, fit),
-    )
-
-
-def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
-    """Slopes [N, P, blocks, 51, lanes] of iteration t - 1, from the moments of dl of iteration t."""
-    _run(
-        _slopes_before_kernel,
-        edges,
-        array(history.slopes[t - 1]),
-        array(history.statistics[t - 1]),
-        array(history.slopes[t]),
-        array(history.log_sums[t - 1]),
-        array(history.da[t - 1]),
-        array(history.statistics[max(t - 2, 0)]),
         betas(edges, fit),
         numbers(edges, fit),
     )
@@ -109,262 +123,215 @@ def beta_gradients(edges: Edges, history: History, since: int) -> tuple[Tensor, 
     return beta_u, beta_a
 
 
+def _ranges(edges: Edges) -> tuple[int, int]:
+    """Of child types, which depend on the layer only, as they decide the order of sums; and how many images at once."""
+    moments = edges.parents_count * edges.blocks * MOMENTS * edges.lanes * edges.poses.itemsize
+    ranges = min(RANGES, edges.child_types)
+    while ranges > 2 and ranges * moments > MOMENTS_BYTES:
+        ranges //= 2
+    return ranges, max(1, MOMENTS_BYTES // max(1, ranges * moments))
+
+
+def _new_moments(edges: Edges, images: int, ranges: int) -> Any:
+    sizes = images, ranges, edges.parents_count, edges.blocks, MOMENTS, edges.lanes
+    return array(scratch("moments", sizes, torch.float32 if edges.poses.itemsize == 4 else torch.float64))
+
+
 def _run(function: Any, edges: Edges, *arguments: Any) -> None:
     chunks = min(CHUNKS, edges.images * edges.parents_count)
-    run(function, edges.blocks * chunks, edges, chunks, *arguments)
+    run(function, chunks, edges, 0, edges.images, chunks, *arguments)
 
 
 @kernel
-def _first_m_step_kernel(counter, tasks, e, chunks, statistics, betas, numbers):  # type: ignore[no-untyped-def]
-    """statistics [N, P, blocks, 36, lanes] of votes with equal shares.
-
-    The centre is the mean of the votes of the first slot that has support: rough, but close enough that the
-    variance does not cancel. It stands where the mean will stand.
+def _moments_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, ranges, weights, moments, centre, again, statistics, slopes, log_sum, da
+):
+    """moments [images, ranges, P, blocks, 33, lanes] about centre [N, P, blocks, 36, lanes], where `again` (of [images,
+    P, blocks], or of size 0 for all), from statistics and slopes; log_sum [N, B, 2, G] and da [N, B, G] are filled.
     """
-    lanes = e.lanes
-    moments, partial, work, nothing = _new_work(e)
+    rows = np.empty(e.edges_count * e.blocks * e.lanes, e.poses.dtype)
+    G = np.empty(len(rows) if weights == GRADIENT else 0, e.poses.dtype)
+    sums, one, two = new_sums(e)
+    parents = e.parents_count * e.blocks
     task = next_task(counter)
     while task < tasks:
-        block = task // chunks
-        begin, end = _parents_of(e, chunks, task % chunks)
-        for parent in range(begin, end):
-            row = _row(e, parent, block, STATISTICS)
-            clear_16(statistics, row)
-            clear_moments(partial, 0)
-            s = _first_supported_slot(e, parent)
-            _add_slot(e, UNIFORM, parent, s, block, partial, work, statistics, nothing, nothing, nothing, nothing)
-            if partial[0] > 0:
+        image, own = task // ranges, task % ranges
+        n = first + image
+        wanted = again[image * parents : (image + 1) * parents]
+        if len(again) == 0 or np.any(wanted):
+            own_moments = moments[task * parents * MOMENTS * e.lanes : (task + 1) * parents * MOMENTS * e.lanes]
+            own_moments[:] = 0
+            for b in range(e.child_types * own // ranges, e.child_types * (own + 1) // ranges):
+                if weights == UNIFORM:
+                    uniform_weights(e, n, b, rows)
+                elif weights == ASSIGNMENT:
+                    assignment_weights(e, n, b, rows, sums, one, two, statistics, log_sum)
+                else:
+                    assignments_and_gradient(e, n, b, rows, G, statistics, slopes, log_sum)
+                    assignment_gradient(e, n, b, rows, G, sums, one, da)
+                    weights_of_gradient(e, n, b, rows, G, da)
+                _add_children(e, n, b, G if weights == GRADIENT else rows, own_moments, centre, wanted)
+        task = next_task(counter)
+
+
+@part
+def _add_children(e, n, b, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
+    """Add the votes of the children of a type, with weights r [E, blocks, lanes], to moments [P, blocks, 33, lanes]."""
+    lanes, blocks = e.lanes, e.blocks
+    poses = (n * e.child_types + b) * e.children_count * 16
+    for p in range(e.parents_count):
+        last = e.start[p + 1]
+        for block in range(blocks):
+            parent = p * blocks + block
+            if len(wanted) == 0 or wanted[parent]:
+                for edge in range(e.start[p], last, EDGES_AT_A_TIME):
+                    add_moments(
+                        moments, parent * MOMENTS * lanes, e.poses, poses,
+                        e.weight, (b * e.weights * blocks + block) * 16 * lanes, e.offset, 0,
+                        centre, (n * e.parents_count * blocks + parent) * STATISTICS * lanes,
+                        r, (edge * blocks + block) * lanes, e.edges, edge * NUMBERS,
+                        min(EDGES_AT_A_TIME, last - edge), blocks * 16 * lanes, blocks * lanes,
+                    )  # fmt: skip
+
+
+@kernel
+def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # type: ignore[no-untyped-def]
+    """A rough mean of the votes of each parent, so near that the variance does not cancel, where the mean will stand:
+    that of a few votes from the first child location that has support. statistics [N, P, blocks, 36, lanes].
+    """
+    lanes, blocks, rows = e.lanes, e.blocks, STATISTICS * e.lanes
+    moments, weight = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(lanes, e.poses.dtype)
+    task = next_task(counter)
+    while task < tasks:
+        for parent in range(images * e.parents_count * task // chunks, images * e.parents_count * (task + 1) // chunks):
+            n, p = parent // e.parents_count, parent % e.parents_count
+            statistics[parent * blocks * rows : (parent + 1) * blocks * rows] = 0
+            edge = _first_supported_edge(e, n, p)
+            for block in range(blocks if edge >= 0 else 0):
+                row, found = (parent * blocks + block) * rows, 0
+                clear_moments(moments, 0)
+                for b in range(e.child_types):
+                    children = (n * e.child_types + b) * e.children_count
+                    weight[:] = e.activations[children + e.edges[edge * NUMBERS + CHILD]]
+                    if weight[0] > 0 and found < ENOUGH:
+                        found += 1
+                        add_moments(
+                            moments, 0, e.poses, children * 16, e.weight, (b * e.weights * blocks + block) * 16 * lanes,
+                            e.offset, 0, statistics, row, weight, 0, e.edges, edge * NUMBERS, 1, blocks * 16 * lanes, 0,
+                        )  # fmt: skip
                 for i in range(16 * lanes):
-                    statistics[row + i] = -partial[FIRST * lanes + i] / partial[0]
-            _add_votes(
-                e, UNIFORM, parent, block, moments, partial, work, statistics, nothing, nothing, nothing, nothing
-            )
-            fit(statistics, row, moments, 0, statistics, row, betas, block * BETAS * lanes, numbers, 0)
+                    statistics[row + i] = -moments[FIRST * lanes + i] / moments[TOTAL * lanes]
+        task = next_task(counter)
+
+
+@part
+def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
+    """The first edge of a parent location whose child location is not silent, or -1."""
+    for edge in range(e.start[p], e.start[p + 1]):
+        for b in range(e.child_types):
+            if e.activations[(n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]] > 0:
+                return edge
+    return -1
+
+
+@kernel
+def _fit_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, again, betas, numbers
+):
+    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, P, blocks, 33, lanes], where `again`; that stays
+    where the mean is far from the centre.
+    """
+    lanes = e.lanes
+    total, excess = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(1, e.poses.dtype)
+    parents = e.parents_count * e.blocks
+    task = next_task(counter)
+    while task < tasks:
+        for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
+            if again[index]:
+                _join_moments(e, ranges, index, moments, total)
+                check_centre(excess, 0, total, 0)
+                again[index] = excess[0] > 0
+                row, beta = (first * parents + index) * STATISTICS * lanes, index % e.blocks * BETAS * lanes
+                fit(statistics, row, total, 0, centre, row, betas, beta, numbers, 0)
         task = next_task(counter)
 
 
 @kernel
-def _m_step_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, chunks, statistics, before, log_sum, betas, numbers
+def _slopes_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, images, chunks, ranges, out, moments, statistics, before, betas, numbers
 ):
-    """statistics [N, P, blocks, 36, lanes] from those before and log_sum [N, G, B].
-
-    The centre is the mean before. Where that turns out to be so far from the new mean that the variance would
-    cancel, a second pass is about the new mean.
+    """out [N, P, blocks, 51, lanes], the slopes of the M-step that left `statistics`, from the moments of dl of the next
+    iteration; `before` are the statistics still earlier.
     """
-    lanes = e.lanes
-    moments, partial, work, nothing = _new_work(e)
-    shift = np.empty(16 * lanes, e.poses.dtype)
-    excess = np.empty(1, e.poses.dtype)
+    lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
+    parents = e.parents_count * e.blocks
     task = next_task(counter)
     while task < tasks:
-        block = task // chunks
-        begin, end = _parents_of(e, chunks, task % chunks)
-        for parent in range(begin, end):
-            row = _row(e, parent, block, STATISTICS)
-            _add_votes(e, ASSIGNMENT, parent, block, moments, partial, work, before, nothing, log_sum, nothing, nothing)
-            check_centre(excess, 0, shift, 0, moments, 0)
-            if excess[0] > 0:
-                _add_votes(
-                    e, ASSIGNMENT, parent, block, moments, partial, work, before, nothing, log_sum, nothing, shift
-                )
-                add_shift(shift, 0, before, row)
-                fit(statistics, row, moments, 0, shift, 0, betas, block * BETAS * lanes, numbers, 0)
-            else:
-                fit(statistics, row, moments, 0, before, row, betas, block * BETAS * lanes, numbers, 0)
-        task = next_task(counter)
-
-
-@kernel
-def _slopes_before_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, chunks, out, statistics, slopes, log_sum, da, before, betas, numbers
-):
-    """out [N, P, blocks, 51, lanes], the slopes of the M-step that left `statistics`, from an iteration's
-
-    slopes [N, P, blocks, 51, lanes], log_sum and da [N, G, B]; `before` are the statistics still earlier.
-    """
-    lanes = e.lanes
-    moments, partial, work, nothing = _new_work(e)
-    task = next_task(counter)
-    while task < tasks:
-        block = task // chunks
-        begin, end = _parents_of(e, chunks, task % chunks)
-        for parent in range(begin, end):
-            row = _row(e, parent, block, STATISTICS)
-            _add_votes(e, GRADIENT, parent, block, moments, partial, work, statistics, slopes, log_sum, da, nothing)
-            likelihood_backward(moments, 0, statistics, row)
+        for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
+            _join_moments(e, ranges, index, moments, total)
+            parent, beta = first * parents + index, index % e.blocks * BETAS * lanes
+            row = parent * STATISTICS * lanes
+            likelihood_backward(total, 0, statistics, row)
             fit_backward(
-                out, _row(e, parent, block, SLOPES), moments, 0, statistics, row, before, row,
-                betas, block * BETAS * lanes, numbers, 0,
-            )  # fmt: skip
+                out, parent * SLOPES * lanes, total, 0, statistics, row, before, row, betas, beta, numbers, 0
+            )
         task = next_task(counter)
+
+
+@part
+def _join_moments(e, ranges, index, moments, total):  # type: ignore[no-untyped-def]
+    """total [33, lanes]: the sum over the ranges of child types."""
+    parents = e.parents_count * e.blocks
+    clear_moments(total, 0)
+    for own in range(ranges):
+        row = ((index // parents * ranges + own) * parents + index % parents) * MOMENTS * e.lanes
+        sum_moments(total, 0, moments, row)
 
 
 @kernel
 def _output_slopes_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, chunks, slopes, grad_poses, grad_activations, statistics, before, betas, numbers
+    counter, tasks, e, first, images, chunks, slopes, grad_poses, grad_activations, statistics, before, betas, numbers
 ):
-    """slopes [N, P, blocks, 51, lanes] from grad_poses [N, P, 16, C] and grad_activations [N, P, C]."""
-    C, lanes = e.parent_types, e.lanes
+    """slopes [N, P, blocks, 51, lanes] from grad_poses [N, C, P, 16] and grad_activations [N, C, P]."""
+    C, P, lanes = e.parent_types, e.parents_count, e.lanes
     gradients = np.zeros(MOMENTS * lanes, e.poses.dtype)
     task = next_task(counter)
     while task < tasks:
-        block = task // chunks
-        begin, end = _parents_of(e, chunks, task % chunks)
-        types = min(lanes, C - block * lanes)
-        gradients[:] = 0
-        for parent in range(begin, end):
-            row = _row(e, parent, block, STATISTICS)
-            for lane in range(types):
-                c = block * lanes + lane
-                gradients[TOTAL * lanes + lane] = grad_activations[parent * C + c]
-                for h in range(16):
-                    gradients[(FIRST + h) * lanes + lane] = grad_poses[(parent * 16 + h) * C + c]
-            activation_backward(gradients, 0, statistics, row)
-            fit_backward(
-                slopes, _row(e, parent, block, SLOPES), gradients, 0, statistics, row, before, row,
-                betas, block * BETAS * lanes, numbers, 0,
-            )  # fmt: skip
+        for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
+            n, p = index // P, index % P
+            for block in range(e.blocks):
+                gradients[:] = 0
+                for lane in range(min(lanes, C - block * lanes)):
+                    capsule = (n * C + block * lanes + lane) * P + p
+                    gradients[TOTAL * lanes + lane] = grad_activations[capsule]
+                    for h in range(16):
+                        gradients[(FIRST + h) * lanes + lane] = grad_poses[capsule * 16 + h]
+                parent, beta = index * e.blocks + block, block * BETAS * lanes
+                row = parent * STATISTICS * lanes
+                activation_backward(gradients, 0, statistics, row)
+                fit_backward(
+                    slopes, parent * SLOPES * lanes, gradients, 0, statistics, row, before, row, betas, beta, numbers, 0
+                )
         task = next_task(counter)
 
 
 @kernel
-def _outputs_kernel(counter, tasks, e, chunks, poses, activations, statistics):  # type: ignore[no-untyped-def]
-    """poses [N, P, 16, C] and activations [N, P, C] from statistics [N, P, blocks, 36, lanes]."""
-    C, lanes = e.parent_types, e.lanes
+def _outputs_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, images, chunks, poses, activations, statistics
+):
+    """poses [N, C, P, 16] and activations [N, C, P] from statistics [N, P, blocks, 36, lanes]."""
+    C, P, lanes = e.parent_types, e.parents_count, e.lanes
     a = np.empty(lanes, e.poses.dtype)
     task = next_task(counter)
     while task < tasks:
-        block = task // chunks
-        begin, end = _parents_of(e, chunks, task % chunks)
-        types = min(lanes, C - block * lanes)
-        for parent in range(begin, end):
-            row = _row(e, parent, block, STATISTICS)
-            activation(a, 0, statistics, row)
-            for lane in range(types):
-                activations[parent * C + block * lanes + lane] = a[lane]
-            for h in range(16):
-                for lane in range(types):
-                    mean = -statistics[row + (MINUS_MEAN + h) * lanes + lane]
-                    poses[(parent * 16 + h) * C + block * lanes + lane] = mean
+        for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
+            n, p = index // P, index % P
+            for block in range(e.blocks):
+                row = (index * e.blocks + block) * STATISTICS * lanes
+                activation(a, 0, statistics, row)
+                for lane in range(min(lanes, C - block * lanes)):
+                    capsule = (n * C + block * lanes + lane) * P + p
+                    activations[capsule] = a[lane]
+                    for h in range(16):
+                        poses[capsule * 16 + h] = -statistics[row + (MINUS_MEAN + h) * lanes + lane]
         task = next_task(counter)
-
-
-@part
-def _add_votes(  # type: ignore[no-untyped-def]
-    e, weights, parent, block, moments, partial, work, statistics, slopes, log_sum, da, shift
-):
-    """moments [33, lanes] of a parent's votes, with a kind of weights."""
-    clear_moments(moments, 0)
-    clear_moments(partial, 0)
-    for s in range(e.slots):
-        _add_slot(e, weights, parent, s, block, partial, work, statistics, slopes, log_sum, da, shift)
-        if s % SLOTS_AT_A_TIME == SLOTS_AT_A_TIME - 1 or s == e.slots - 1:
-            move_moments(moments, 0, partial, 0)
-
-
-@part
-def _add_slot(  # type: ignore[no-untyped-def]
-    e, weights, parent, s, block, moments, work, statistics, slopes, log_sum, da, shift
-):
-    """Add the votes that come to a parent from one slot to moments [33, lanes].
-
-    Deviations d are from the mean of the parent's statistics, or, if there is a `shift`, d + shift is taken.
-    """
-    B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
-    n, p = parent // e.parents_count, parent % e.parents_count
-    c = e.children[p * e.slots + s]
-    if c < 0:
-        return
-    of_parent, of_slopes = _row(e, parent, block, STATISTICS), _row(e, parent, block, SLOPES)
-    group = e.group_of[p * e.slots + s]
-    d, likelihood, G, w = 0, DEVIATIONS * lanes, (DEVIATIONS + 4) * lanes, (DEVIATIONS + 8) * lanes
-    for b in range(0, B, 4):
-        count = min(4, B - b)
-        child = (n * e.children_count + c) * B + b
-        weight = ((e.weight_of[s] * e.blocks + block) * B + b) * vote
-        i = (n * e.groups + group) * B + b
-        for j in range(count):
-            of_vote = d + j * vote
-            if weights == UNIFORM:
-                deviations(
-                    work, of_vote, e.poses, 16 * (child + j), e.weight, weight + j * vote, e.offset, 4 * s,
-                    statistics, of_parent,
-                )  # fmt: skip
-            elif weights == ASSIGNMENT:
-                likelihood_and_deviations(
-                    work, likelihood + j * lanes, work, of_vote, e.poses, 16 * (child + j),
-                    e.weight, weight + j * vote, e.offset, 4 * s, statistics, of_parent,
-                )  # fmt: skip
-                if len(shift):
-                    add_shift(work, of_vote, shift, 0)
-            else:
-                likelihood_gradient_and_deviations(
-                    work, likelihood + j * lanes, work, G + j * lanes, work, of_vote, e.poses, 16 * (child + j),
-                    e.weight, weight + j * vote, e.offset, 4 * s, statistics, of_parent, slopes, of_slopes,
-                )  # fmt: skip
-        if count == 4:
-            if weights == UNIFORM:
-                uniform_weights_4(work, w, e.share, group, e.activations, child)
-            elif weights == ASSIGNMENT:
-                weights_4(work, w, work, likelihood, log_sum, i, e.activations, child)
-            else:
-                gradient_weights_4(work, w, work, likelihood, work, G, log_sum, i, e.activations, child, da, i)
-            add_moments_4(moments, 0, work, d, work, w)
-        else:
-            for j in range(count):
-                at = j * lanes
-                if weights == UNIFORM:
-                    uniform_weights_1(work, w, e.share, group, e.activations, child + j)
-                elif weights == ASSIGNMENT:
-                    weights_1(work, w, work, likelihood + at, log_sum, i + j, e.activations, child + j)
-                else:
-                    gradient_weights_1(
-                        work,
-                        w,
-                        work,
-                        likelihood + at,
-                        work,
-                        G + at,
-                        log_sum,
-                        i + j,
-                        e.activations,
-                        child + j,
-                        da,
-                        i + j,
-                    )
-                add_moments_1(moments, 0, work, d + j * vote, work, w)
-
-
-@kernel
-def _new_work(e):  # type: ignore[no-untyped-def]
-    """Memory of a task: moments, partial sums of them, a few votes; and an array for what is not there."""
-    dtype, rows = e.poses.dtype, MOMENTS * e.lanes
-    return np.empty(rows, dtype), np.empty(rows, dtype), np.empty(WORK * e.lanes, dtype), np.empty(0, dtype)
-
-
-@part
-def _parents_of(e, chunks, chunk):  # type: ignore[no-untyped-def]
-    """The parents of a chunk: first, and the one after the last."""
-    parents = e.images * e.parents_count
-    return parents * chunk // chunks, parents * (chunk + 1) // chunks
-
-
-@part
-def _row(e, parent, block, rows):  # type: ignore[no-untyped-def]
-    """Where a parent's block begins in an array [N, P, blocks, rows, lanes]."""
-    return (parent * e.blocks + block) * rows * e.lanes
-
-
-@part
-def _first_supported_slot(e, parent):  # type: ignore[no-untyped-def]
-    """The first slot of a parent whose child location is not silent, or 0."""
-    n, p = parent // e.parents_count, parent % e.parents_count
-    for s in range(e.slots):
-        c = e.children[p * e.slots + s]
-        if c >= 0:
-            child = (n * e.children_count + c) * e.child_types
-            for i in range(child, child + e.child_types):
-                if e.activations[i] > 0:
-                    return s
-    return 0

@@ -1,30 +1,38 @@
 """Micro-kernels: what is computed for one vote vector, that is for one child and a block of parent types.
 
-A pose entry h = 4 x + q stands in row x and column q of the 4x4 matrix. Register pressure decides the order of
-the loops: two rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
+A pose entry h = 4 x + q stands in row x and column q of the 4x4 matrix. Registers decide the order of the loops: two
+rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
 
-Arguments: `poses` are the child's 16 numbers; `weight`, `d` and `dv` have 16 rows for each child, one per entry;
-`parent` and `slopes` are the statistics and the slopes of a parent's block (`layout.Statistic`, `layout.Slope`);
-`offset` holds 4 numbers; all others have one row or one number for each child. Micro-kernels whose names end in a
-number serve so many children of consecutive types at once, which share the loads of what belongs to the parent and
-hide each other's latencies.
+Arguments: `poses` are a child's 16 numbers; `weight`, `d` and `dv` have 16 rows for each vote, one per entry; `parent` and
+`slopes` are the statistics and the slopes of a parent's block (`layout.Statistic`, `layout.Slope`); `offset` holds 4
+numbers; all others have one row or one number for each vote. Micro-kernels whose names end in a number serve so many
+rows at once, which hide each other's latencies. Those with a `count` loop over so many edges of a parent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tritoncaps.kernels.cpu.layout import Moment, Slope, Statistic
+from tritoncaps.kernels.cpu.layout import Edge, Moment, Slope, Statistic
+from tritoncaps.kernels.cpu.loops import (
+    Number,
+    Numbers,
+    at,
+    for_each,
+    for_rows,
+    looping_microkernel,
+    number,
+    repeat,
+    zero,
+)
 from tritoncaps.kernels.cpu.simd import (
     Rows,
     Vector,
     across,
     exp,
     fma,
-    log,
     maximum,
     microkernel,
-    minimum,
     reduce_each,
     sum_each,
     where,
@@ -33,31 +41,39 @@ from tritoncaps.kernels.cpu.simd import (
 FAR = 4.0  # standard deviations: the square is what a variance about a wrong centre loses in precision
 
 
+# The vote itself, and what a parent thinks of it
+
+
+def _tile(
+    rows: tuple[int, ...], columns: tuple[int, ...], poses: Rows, weight: Rows, offset: Rows, centre: Rows
+) -> dict[int, Vector]:
+    """d_h = sum_k M_xk W_kq + offset_h - centre_h for the entries h of some rows x and columns q; `centre` has its sign
+    changed."""
+    d = {4 * x + q: centre[4 * x + q] for x in rows for q in columns}
+    if 3 in columns:
+        for x in rows:
+            d[4 * x + 3] = d[4 * x + 3] + offset.broadcast(x)
+    for k in range(4):
+        m = {x: poses.broadcast(4 * x + k) for x in rows}
+        for q in columns:
+            w = weight[4 * k + q]
+            for x in rows:
+                d[4 * x + q] = fma(m[x], w, d[4 * x + q])
+    return d
+
+
 def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterator[tuple[int, Vector]]:
-    """Yield h and d_h = sum_k M_xk W_kq + offset_h - mean_h."""
+    """Yield h and d_h of all entries, two rows at a time."""
     for x in (0, 2):
-        weight.barrier()
-        d = {}
-        for i in (0, 1):
-            for q in range(4):
-                d[i, q] = parent[Statistic.MINUS_MEAN + 4 * (x + i) + q]
-            d[i, 3] = d[i, 3] + offset.broadcast(x + i)
-        for k in range(4):
-            m = [poses.broadcast(4 * (x + i) + k) for i in (0, 1)]
-            for q in range(4):
-                w = weight[4 * k + q]
-                for i in (0, 1):
-                    d[i, q] = fma(m[i], w, d[i, q])
-        for i in (0, 1):
-            for q in range(4):
-                yield 4 * (x + i) + q, d[i, q]
+        weight.barrier()  # what the other rows load again occupies no register meanwhile
+        yield from _tile((x, x + 1), (0, 1, 2, 3), poses, weight, offset, parent).items()
 
 
 class _Quadratic:
     """sum_h precision_h d_h^2, row by row, because the rows' chains do not wait for each other.
 
     All micro-kernels add in this order. l must come out with the same bits wherever it is computed, or else
-    exp(l - log_sum) would carry the rounding error of an l that may be large; and so must G, for G - da.
+    exp(l - greatest) would carry the rounding error of an l that may be large.
     """
 
     def __init__(self) -> None:
@@ -86,34 +102,20 @@ class _Polynomial:
         return self.sums[0] + self.sums[1] + self.sums[2] + self.sums[3]
 
 
-def _deviations_kernel(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
+def _set_deviations(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
     """d = V - mean."""
     for h, x in _deviations(poses, weight, offset, parent):
         d[h] = x
 
 
-def _likelihood(l: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:  # noqa: E741
-    """l = constant - sum_h precision_h d_h^2."""
+def _likelihood(l: Rows, greatest: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:  # noqa: E741
+    """l = constant - sum_h precision_h d_h^2, and the greatest so far."""
     quadratic = _Quadratic()
     for h, x in _deviations(poses, weight, offset, parent):
         quadratic.add(h, x, parent[Statistic.PRECISION + h])
-    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
-
-
-def _likelihood_and_deviations(
-    l: Rows,  # noqa: E741
-    d: Rows,
-    poses: Rows,
-    weight: Rows,
-    offset: Rows,
-    parent: Rows,
-) -> None:
-    """l, and d = V - mean."""
-    quadratic = _Quadratic()
-    for h, x in _deviations(poses, weight, offset, parent):
-        d[h] = x
-        quadratic.add(h, x, parent[Statistic.PRECISION + h])
-    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
+    found = parent[Statistic.CONSTANT] - quadratic.value()
+    l[0] = found
+    greatest[0] = maximum(greatest[0], found)
 
 
 def _likelihood_and_gradient(
@@ -134,80 +136,130 @@ def _likelihood_and_gradient(
     G[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
 
 
-def _likelihood_gradient_and_deviations(
-    l: Rows,  # noqa: E741
-    G: Rows,
-    d: Rows,
+# The softmax over a child's parents: `count` rows of one edge, and sums of lanes for as many groups as there are lanes
+
+
+def _fill(row: Rows, x: Rows, y: Rows, count: Number) -> None:
+    """row = x y, the product of two numbers."""
+    value = x.broadcast(0) * y.broadcast(0)
+    for_each(row, count, lambda i: at(row, i).__setitem__(0, value))
+
+
+def _exponentials(l: Rows, total: Rows, greatest: Rows, count: Number) -> None:  # noqa: E741
+    """In place: e = exp(l - greatest); total += e."""
+    highest = greatest.broadcast(0)
+
+    def some(first: Number, together: int) -> None:
+        rows, added = at(l, first), total[0]
+        for j, e in enumerate(exp([rows[j] - highest for j in range(together)])):
+            rows[j] = e
+            added = added + e
+        total[0] = added
+
+    for_rows(l, count, some)
+
+
+def _assignments(l: Rows, greatest: Rows, inverse: Rows, count: Number) -> None:  # noqa: E741
+    """In place: R = exp(l - greatest) inverse."""
+    highest, scale = greatest.broadcast(0), inverse.broadcast(0)
+
+    def some(first: Number, together: int) -> None:
+        rows = at(l, first)
+        for j, e in enumerate(exp([rows[j] - highest for j in range(together)])):
+            rows[j] = e * scale
+
+    for_rows(l, count, some)
+
+
+def _add_products(total: Rows, R: Rows, G: Rows, count: Number) -> None:
+    """total += R G."""
+    (total[0],) = repeat(count, [total[0]], lambda i, sums: [fma(at(R, i)[0], at(G, i)[0], sums[0])])
+
+
+def _scale(row: Rows, x: Rows, y: Rows, count: Number) -> None:
+    """In place: row *= x y, the product of two numbers."""
+    value = x.broadcast(0) * y.broadcast(0)
+    for_each(row, count, lambda i: at(row, i).__setitem__(0, at(row, i)[0] * value))
+
+
+def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number) -> None:
+    """In place: r = R a, and dl = r (G - da)."""
+    a, mean = activation.broadcast(0), da.broadcast(0)
+
+    def each(i: Number) -> None:
+        of_r, of_G = at(R, i), at(G, i)
+        r, of_G_before = of_r[0] * a, of_G[0]
+        of_r[0] = r
+        of_G[0] = r * (of_G_before - mean)
+
+    for_each(R, count, each)
+
+
+def _greatest_of_lanes(out: Rows, rows: Rows) -> None:
+    """Element j of `out` is the greatest lane of row j, for as many rows as there are lanes."""
+    out[0] = reduce_each(maximum, [rows[j] for j in range(out.form.lanes)], out.form.lowest)
+
+
+def _sum_of_lanes(out: Rows, rows: Rows) -> None:
+    """Element j of `out` is the sum of the lanes of row j, for as many rows as there are lanes."""
+    out[0] = sum_each([rows[j] for j in range(out.form.lanes)])
+
+
+def _inverse(x: Rows) -> None:
+    """In place: 1 / x; zero stays zero."""
+    x[0] = where(x[0] > 0.0, x[0].like(1.0) / x[0], x[0])
+
+
+# Moments of a parent's votes
+
+
+def _add_moments(
+    moments: Rows,
     poses: Rows,
     weight: Rows,
     offset: Rows,
-    parent: Rows,
-    slopes: Rows,
+    centre: Rows,
+    r: Rows,
+    edges: Numbers,
+    count: Number,
+    weight_step: Number,
+    row_step: Number,
 ) -> None:
-    """l, G, and d = V - mean."""
-    quadratic, polynomial = _Quadratic(), _Polynomial()
-    for h, x in _deviations(poses, weight, offset, parent):
-        d[h] = x
-        quadratic.add(h, x, parent[Statistic.PRECISION + h])
-        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.TWICE_LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
-    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
-    G[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
+    """moments += (sum r, sum r d, sum r d^2) over `count` edges of a parent.
 
-
-def _assignments(count: int, l: Rows, log_sum: Rows) -> list[Vector]:  # noqa: E741
-    """R = exp(l - log_sum)."""
-    return exp([minimum(l[j] - log_sum.broadcast(j), 0.0) for j in range(count)])
-
-
-def _weights(count: int, r: Rows, l: Rows, log_sum: Rows, activation: Rows) -> None:  # noqa: E741
-    """r = R a."""
-    for j, R in enumerate(_assignments(count, l, log_sum)):
-        r[j] = R * activation.broadcast(j)
-
-
-def _uniform_weights(count: int, r: Rows, share: Rows, activation: Rows) -> None:
-    """r = share a; all children have the same share."""
-    for j in range(count):
-        r[j] = share.broadcast(0) * activation.broadcast(j)
-
-
-def _gradient_weights(
-    count: int,
-    dl: Rows,
-    l: Rows,  # noqa: E741
-    G: Rows,
-    log_sum: Rows,
-    activation: Rows,
-    da: Rows,
-) -> None:
-    """dl = R a (G - da)."""
-    for j, R in enumerate(_assignments(count, l, log_sum)):
-        dl[j] = R * activation.broadcast(j) * (G[j] - da.broadcast(j))
-
-
-def _add_moments(count: int, moments: Rows, d: Rows, r: Rows) -> None:
-    """moments += (sum r, sum r d, sum r d^2)."""
-    weights = [r[j] for j in range(count)]
-    total = moments[Moment.TOTAL]
-    for weight in weights:
-        total = total + weight
-    moments[Moment.TOTAL] = total
-    for h in range(16):
-        first, second = moments[Moment.FIRST + h], moments[Moment.SECOND + h]
-        for j, weight in enumerate(weights):
-            x = d[16 * j + h]
-            weighted = weight * x
-            first = first + weighted
-            second = fma(weighted, x, second)
-        moments[Moment.FIRST + h] = first
-        moments[Moment.SECOND + h] = second
-
-
-def _check_centre(excess: Rows, shift: Rows, moments: Rows) -> None:
-    """shift = mean of d, with its sign changed; excess, a number, is positive where the variance has cancelled.
-
-    That is where the mean is FAR standard deviations from the centre.
+    Four entries at a time: their eight sums stay in registers, with d of the vote at hand.
     """
+    (total,) = repeat(count, [zero(r)], lambda i, sums: [sums[0] + at(r, (i, row_step))[0]])
+    moments[Moment.TOTAL] = moments[Moment.TOTAL] + total
+    for x in (0, 2):
+        for q in (0, 2):
+            entries = [4 * x + q, 4 * x + q + 1, 4 * x + q + 4, 4 * x + q + 5]
+
+            def add(i: Number, sums: list[Vector], x: int = x, q: int = q) -> list[Vector]:
+                edge = edges.at(i, Edge.NUMBERS)
+                weight.barrier()  # or the centre would be kept in registers, and something else would not
+                d = _tile(
+                    (x, x + 1),
+                    (q, q + 1),
+                    at(poses, (edge[number(Edge.CHILD)], number(16))),
+                    at(weight, (edge[number(Edge.WEIGHT)], weight_step)),
+                    at(offset, (edge[number(Edge.SLOT)], number(4))),
+                    centre,
+                )
+                factor = at(r, (i, row_step))[0]
+                weighted = [factor * deviation for deviation in d.values()]
+                first = [old + new for old, new in zip(sums[:4], weighted, strict=True)]
+                squares = zip(weighted, d.values(), sums[4:], strict=True)
+                return first + [fma(new, deviation, old) for new, deviation, old in squares]
+
+            sums = repeat(count, [zero(r)] * 8, add)
+            for j, h in enumerate(sorted(entries)):
+                moments[Moment.FIRST + h] = moments[Moment.FIRST + h] + sums[j]
+                moments[Moment.SECOND + h] = moments[Moment.SECOND + h] + sums[4 + j]
+
+
+def _check_centre(excess: Rows, moments: Rows) -> None:
+    """excess, a number, is positive where the variance has cancelled: where the mean is FAR from the centre."""
     total = moments[Moment.TOTAL]
     scale = where(total > 0.0, total, 1.0)
     scale = scale.like(1.0) / scale
@@ -217,14 +269,8 @@ def _check_centre(excess: Rows, shift: Rows, moments: Rows) -> None:
         variance = fma(moments[Moment.SECOND + h], scale, -(mean * mean))
         over = fma(variance, -(FAR**2), mean * mean)
         worst = over if worst is None else maximum(worst, over)
-        shift[h] = -mean
     assert worst is not None
     excess.set_element(0, across(maximum, worst))
-
-
-def _add_shift(d: Rows, shift: Rows) -> None:
-    for h in range(16):
-        d[h] = d[h] + shift[h]
 
 
 def _clear_moments(moments: Rows) -> None:
@@ -232,154 +278,123 @@ def _clear_moments(moments: Rows) -> None:
         moments[row] = 0.0
 
 
-def _move_moments(total: Rows, moments: Rows) -> None:
-    """total += moments; moments = 0."""
+def _sum_moments(total: Rows, moments: Rows) -> None:
+    """total += moments."""
     for row in range(Moment.ROWS):
         total[row] = total[row] + moments[row]
-        moments[row] = 0.0
 
 
-def _add_exponentials(count: int, greatest: Rows, total: Rows, l: Rows) -> None:  # noqa: E741
-    """Keep total = sum exp(l - greatest) while the greatest l grows: one exp for every vote."""
-    new, old, sums = ([rows[j] for j in range(count)] for rows in (l, greatest, total))
-    greatest.barrier()  # without it, LLVM makes the stores below masked ones, which are slow
-    rises = [x > y for x, y in zip(new, old, strict=True)]
-    es = exp([where(rise, y - x, x - y) for rise, x, y in zip(rises, new, old, strict=True)])
-    for j, (rise, e) in enumerate(zip(rises, es, strict=True)):
-        total[j] = where(rise, fma(sums[j], e, 1.0), sums[j] + e)
-        greatest[j] = maximum(old[j], new[j])
+# The gradient of a parent's votes, and what it gives to poses and weight
 
 
-def _join_exponentials(log_sum: Rows, greatest: Rows, total: Rows) -> None:
-    """log_sum = greatest + log(total) of as many children as there are lanes; zero where nothing was added."""
-    count = log_sum.form.lanes
-    highest = reduce_each(maximum, [greatest[j] for j in range(count)], log_sum.form.lowest)
-    log_sum[0] = highest
-    log_sum.barrier()
-    factors = exp([greatest[j] - log_sum.broadcast(j) for j in range(count)])
-    joined = sum_each([total[j] * factor for j, factor in enumerate(factors)])
-    log_sum[0] = where(joined > 0.0, highest + log(joined), 0.0)
-
-
-def _add_assignment_gradient(count: int, da: Rows, l: Rows, G: Rows, log_sum: Rows) -> None:  # noqa: E741
-    """da += R G."""
-    for j, R in enumerate(_assignments(count, l, log_sum)):
-        da[j] = fma(R, G[j], da[j])
-
-
-def _sum_lanes(sums: Rows, rows: Rows) -> None:
-    """Element j of `sums` is the sum of the lanes of row j, for as many rows as there are lanes."""
-    sums[0] = sum_each([rows[j] for j in range(sums.form.lanes)])
-
-
-def _sum_four(sums: Rows, rows: Rows) -> None:
-    """The first four elements of `sums` are the sums of the lanes of four rows."""
-    sums[0] = sum_each([rows[j] for j in range(4)])
-
-
-def _clear(count: int, rows: Rows) -> None:
-    for j in range(count):
-        rows[j] = 0.0
-
-
-def _add_likelihood_and_gradient(
-    count: int, quadratic: Rows, polynomial: Rows, d: Rows, parent: Rows, slopes: Rows
-) -> None:
-    """Add a row of four entries to sum_h precision_h d_h^2 and 2 sum_h (B_h + C_h e_h) e_h."""
-    quadratics, polynomials = [_Quadratic() for _ in range(count)], [_Polynomial() for _ in range(count)]
-    for h in range(4):
-        precision, shift = parent[Statistic.PRECISION + h], slopes[Slope.SHIFT + h]
-        twice_linear, twice_square = slopes[Slope.TWICE_LINEAR + h], slopes[Slope.TWICE_SQUARE + h]
-        for j in range(count):
-            x = d[16 * j + h]
-            quadratics[j].add(h, x, precision)
-            polynomials[j].add(h, x, shift, twice_linear, twice_square)
-    for j in range(count):
-        quadratic[j] = quadratic[j] + quadratics[j].sums[0]
-        polynomial[j] = polynomial[j] + polynomials[j].sums[0]
-
-
-def _assign(
-    count: int,
-    r: Rows,
-    g: Rows,
-    da: Rows,
-    quadratic: Rows,
+def _set_vote_gradient(
+    dv: Rows,
     polynomial: Rows,
+    d: Rows,
+    r: Rows,
     parent: Rows,
+    base: Rows,
     slopes: Rows,
-    log_sum: Rows,
-    mean_slope: Rows,
-    activation: Rows,
-    variable: Rows,
+    count: Number,
+    row_step: Number,
 ) -> None:
-    """r = R a. Variable assignments (2, 0): g = 2 (G - mean_slope). Constant ones (0, 1): g = 0, da += R G."""
-    likelihoods = [parent[Statistic.CONSTANT] - quadratic[j] for j in range(count)]
-    exponents = [minimum(x - log_sum.broadcast(j), 0.0) for j, x in enumerate(likelihoods)]
-    for j, R in enumerate(exp(exponents)):
-        G = fma(polynomial[j], 0.5, slopes[Slope.OFFSET])
-        r[j] = R * activation.broadcast(j)
-        g[j] = (G - mean_slope.broadcast(j)) * variable.broadcast(0)
-        da[j] = fma(R * G, variable.broadcast(1), da[j])
+    """dV = r (B + 2 C e) and polynomial = 2 sum_h (B_h + C_h e_h) e_h over `count` edges; d = V - mean of `base`."""
+    for h in range(0, 16, 2):
+        coefficients = []
+        for entry in (h, h + 1):
+            shift = parent[Statistic.MINUS_MEAN + entry] - base[Statistic.MINUS_MEAN + entry]
+            linear, twice_square = slopes[Slope.TWICE_LINEAR + entry] * 0.5, slopes[Slope.TWICE_SQUARE + entry]
+            coefficients.append((entry, shift, linear, twice_square))
+
+        def set_entries(i: Number, h: int = h, coefficients: list = coefficients) -> None:
+            vote, factor = (i, number(16 * d.form.lanes)), at(r, (i, row_step))[0]
+            value = at(polynomial, i)[0] if h else zero(d)
+            for entry, shift, linear, twice_square in coefficients:
+                e = at(d, vote)[entry] + shift
+                gradient = fma(twice_square, e, linear)
+                at(dv, vote)[entry] = factor * gradient
+                value = fma(linear + gradient, e, value)
+            at(polynomial, i)[0] = value
+
+        for_each(d, count, set_entries)
 
 
-def _add_vote_gradient(count: int, dv: Rows, d: Rows, r: Rows, g: Rows, parent: Rows, slopes: Rows) -> None:
-    """dV += r (B + 2 C e - g precision d) for a row of four entries, with g of `_assign`."""
-    weights, factors = [r[j] for j in range(count)], [-g[j] for j in range(count)]
-    for h in range(4):
-        precision, shift = parent[Statistic.PRECISION + h], slopes[Slope.SHIFT + h]
-        linear, twice_square = slopes[Slope.TWICE_LINEAR + h] * 0.5, slopes[Slope.TWICE_SQUARE + h]
-        for j in range(count):
-            x = d[16 * j + h]
-            gradient = fma(twice_square, x + shift, linear)
-            gradient = fma(factors[j] * precision, x, gradient)
-            dv[16 * j + h] = fma(weights[j], gradient, dv[16 * j + h])
-
-
-def _set_uniform_vote_gradient(
-    count: int, dv: Rows, polynomial: Rows, d: Rows, slopes: Rows, share: Rows, activation: Rows
+def _add_products_of_polynomial(
+    total: Rows, R: Rows, polynomial: Rows, slopes: Rows, edges: Numbers, count: Number, row_step: Number
 ) -> None:
-    """dV = r (B + 2 C e) for a row of four entries, with r = share a; their part of the polynomial."""
-    weights = [share.broadcast(0) * activation.broadcast(j) for j in range(count)]
-    polynomials = [polynomial[j] for j in range(count)]
-    for h in range(4):
-        shift, linear = slopes[Slope.SHIFT + h], slopes[Slope.TWICE_LINEAR + h] * 0.5
-        twice_square = slopes[Slope.TWICE_SQUARE + h]
-        for j in range(count):
-            x = d[16 * j + h] + shift
-            gradient = fma(twice_square, x, linear)
-            dv[16 * j + h] = weights[j] * gradient
-            polynomials[j] = fma(linear + gradient, x, polynomials[j])
-    for j in range(count):
-        polynomial[j] = polynomials[j]
+    """total of each edge's child += R G, with G = A + polynomial / 2."""
+
+    def add(i: Number) -> None:
+        child = at(total, edges.at(i, Edge.NUMBERS)[number(Edge.CHILD)])
+        G = fma(at(polynomial, i)[0], 0.5, slopes[Slope.OFFSET])
+        child[0] = fma(at(R, (i, row_step))[0], G, child[0])
+
+    for_each(R, count, add)
 
 
-def _add_uniform_assignment_gradient(count: int, da: Rows, polynomial: Rows, slopes: Rows, share: Rows) -> None:
-    """da += R G with R = share."""
-    for j in range(count):
-        da[j] = fma(share.broadcast(0), fma(polynomial[j], 0.5, slopes[Slope.OFFSET]), da[j])
+def _add_vote_gradient(
+    dv: Rows,
+    d: Rows,
+    r: Rows,
+    dl: Rows,
+    parent: Rows,
+    before: Rows,
+    base: Rows,
+    slopes: Rows,
+    count: Number,
+    row_step: Number,
+) -> None:
+    """dV += r (B + 2 C e) - 2 dl precision (V - mean before) over `count` edges; d = V - mean of `base`."""
+    for h in range(0, 16, 2):
+        coefficients = []
+        for entry in (h, h + 1):
+            origin = base[Statistic.MINUS_MEAN + entry]
+            shift, shift_before = (x[Statistic.MINUS_MEAN + entry] - origin for x in (parent, before))
+            linear, twice_square = slopes[Slope.TWICE_LINEAR + entry] * 0.5, slopes[Slope.TWICE_SQUARE + entry]
+            steepness = before[Statistic.PRECISION + entry] * -2.0
+            coefficients.append((entry, shift, linear, twice_square, shift_before, steepness))
+
+        def add(i: Number, coefficients: list = coefficients) -> None:
+            vote = (i, number(16 * d.form.lanes))
+            factor, of_likelihood = at(r, (i, row_step))[0], at(dl, (i, row_step))[0]
+            for entry, shift, linear, twice_square, shift_before, steepness in coefficients:
+                deviation, out = at(d, vote)[entry], at(dv, vote)
+                gradient = fma(twice_square, deviation + shift, linear)
+                added = fma(factor, gradient, out[entry])
+                out[entry] = fma(of_likelihood * steepness, deviation + shift_before, added)
+
+        for_each(d, count, add)
 
 
-def _add_pose_gradient(dM: Rows, dv: Rows, weight: Rows) -> None:
-    """dM_xk += sum over lanes of sum_q dV_xq W_kq; dM holds 16 numbers."""
-    lanes = dM.form.lanes
+def _add_pose_gradient(dm: Rows, dv: Rows, weight: Rows) -> None:
+    """dM_xk += sum_q dV_xq W_kq, in each lane."""
     for x in (0, 2):
-        sums: dict[tuple[int, int], Vector] = {}
+        weight.barrier()
+        sums = {(i, k): dm[4 * (x + i) + k] for i in (0, 1) for k in range(4)}
         for q in range(4):
             gradients = [dv[4 * (x + i) + q] for i in (0, 1)]
             for k in range(4):
                 w = weight[4 * k + q]
                 for i in (0, 1):
-                    sums[i, k] = fma(gradients[i], w, sums[i, k]) if q else gradients[i] * w
-        entries = [sums[i, k] for i in (0, 1) for k in range(4)]
-        for start in range(0, 8, lanes):
-            row = (4 * x + start) // lanes
-            dM[row] = dM[row] + sum_each(entries[start : start + lanes])
+                    sums[i, k] = fma(gradients[i], w, sums[i, k])
+        for (i, k), value in sums.items():
+            dm[4 * (x + i) + k] = value
+
+
+def _join_pose_gradient(dM: Rows, dm: Rows) -> None:
+    """dM, 16 numbers, += the sums of the lanes of dm; dm = 0."""
+    lanes = dM.form.lanes
+    for row in range(16 // lanes):
+        entries = range(row * lanes, (row + 1) * lanes)
+        dM[row] = dM[row] + sum_each([dm[h] for h in entries])
+        for h in entries:
+            dm[h] = 0.0
 
 
 def _add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
     """dW_kq += sum_x M_xk dV_xq."""
     for k in (0, 2):
+        dv.barrier()
         sums = {(i, q): dw[4 * (k + i) + q] for i in (0, 1) for q in range(4)}
         for x in range(4):
             m = [poses.broadcast(4 * x + k + i) for i in (0, 1)]
@@ -391,34 +406,21 @@ def _add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
             dw[4 * (k + i) + q] = value
 
 
-deviations = microkernel(_deviations_kernel)
+set_deviations = microkernel(_set_deviations)
 likelihood = microkernel(_likelihood)
-likelihood_and_deviations = microkernel(_likelihood_and_deviations)
 likelihood_and_gradient = microkernel(_likelihood_and_gradient)
-likelihood_gradient_and_deviations = microkernel(_likelihood_gradient_and_deviations)
 
-weights_1, weights_4 = microkernel(_weights, 1), microkernel(_weights, 4)
-uniform_weights_1, uniform_weights_4 = microkernel(_uniform_weights, 1), microkernel(_uniform_weights, 4)
-gradient_weights_1, gradient_weights_4 = microkernel(_gradient_weights, 1), microkernel(_gradient_weights, 4)
-add_moments_1, add_moments_4 = microkernel(_add_moments, 1), microkernel(_add_moments, 4)
+fill, exponentials, scale = map(looping_microkernel, (_fill, _exponentials, _scale))
+assignments, add_products = map(looping_microkernel, (_assignments, _add_products))
+gradient_weights = looping_microkernel(_gradient_weights)
+greatest_of_lanes, sum_of_lanes, inverse = map(microkernel, (_greatest_of_lanes, _sum_of_lanes, _inverse))
+
+add_moments = looping_microkernel(_add_moments)
 check_centre = microkernel(_check_centre)
-add_shift = microkernel(_add_shift)
-clear_moments = microkernel(_clear_moments)
-move_moments = microkernel(_move_moments)
+clear_moments, sum_moments = microkernel(_clear_moments), microkernel(_sum_moments)
 
-add_exponentials_1, add_exponentials_4 = microkernel(_add_exponentials, 1), microkernel(_add_exponentials, 4)
-join_exponentials = microkernel(_join_exponentials)
-add_assignment_gradient_1 = microkernel(_add_assignment_gradient, 1)
-add_assignment_gradient_4 = microkernel(_add_assignment_gradient, 4)
-sum_lanes, sum_four = microkernel(_sum_lanes), microkernel(_sum_four)
-clear_1, clear_4, clear_16 = (microkernel(_clear, count) for count in (1, 4, 16))
-
-add_likelihood_and_gradient_1 = microkernel(_add_likelihood_and_gradient, 1)
-add_likelihood_and_gradient_4 = microkernel(_add_likelihood_and_gradient, 4)
-assign_1, assign_4 = microkernel(_assign, 1), microkernel(_assign, 4)
-add_vote_gradient_1, add_vote_gradient_4 = microkernel(_add_vote_gradient, 1), microkernel(_add_vote_gradient, 4)
-set_uniform_vote_gradient_1 = microkernel(_set_uniform_vote_gradient, 1)
-set_uniform_vote_gradient_4 = microkernel(_set_uniform_vote_gradient, 4)
-add_uniform_assignment_gradient_1 = microkernel(_add_uniform_assignment_gradient, 1)
-add_pose_gradient = microkernel(_add_pose_gradient)
+set_vote_gradient = looping_microkernel(_set_vote_gradient)
+add_products_of_polynomial = looping_microkernel(_add_products_of_polynomial)
+add_vote_gradient = looping_microkernel(_add_vote_gradient)
+add_pose_gradient, join_pose_gradient = microkernel(_add_pose_gradient), microkernel(_join_pose_gradient)
 add_weight_gradient = microkernel(_add_weight_gradient)

@@ -39,6 +39,24 @@ def slopes_shape(images: int, locations: int, types: int, dtype: torch.dtype) ->
     return images, locations, parents.slopes_rows(ENTRIES), types
 
 
+def log_sums_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
+    return images, groups, types
+
+
+da_shape = log_sums_shape
+
+
+def first_m_step(edges: Edges, fit: Fit, out: Tensor) -> None:
+    """Statistics of votes that are shared equally."""
+    m_step(edges, fit, None, None, out)
+
+
+def em_step(edges: Edges, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) -> None:
+    """log_sum [N, G, B], and statistics of the votes with the assignments that follow from it."""
+    child_log_sum(edges, before, log_sum)
+    m_step(edges, fit, before, log_sum, out)
+
+
 def m_step(edges: Edges, fit: Fit, before: Tensor | None, log_sum: Tensor | None, out: Tensor) -> None:
     """Statistics of the votes with weights r_ij = R_ij a_i; R is uniform if nothing came before."""
     weights = "uniform" if before is None else "assignment"
@@ -72,6 +90,7 @@ def child_assignment_gradient(edges: Edges, history: History, t: int) -> None:
 
 def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
     """The slopes of iteration t - 1, from the moments of iteration t's votes with weights dl_ij."""
+    child_assignment_gradient(edges, history, t)
     moments = empty_moments(edges)
     sum_moments(edges, "gradient", moments, p_slopes=history.slopes[t], p_da=history.da[t - 1], **_soft(history, t))
     found, before = history.statistics[t - 1], _before(history, t - 1)
