@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.cpu.child_view import assignments_and_gradient, new_sums, weights_of_gradient
+from tritoncaps.kernels.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
 from tritoncaps.kernels.cpu.compiling import kernel, part
 from tritoncaps.kernels.cpu.layout import Edge, Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
@@ -40,7 +40,7 @@ PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough 
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
 STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
-CHILD, WEIGHT, SLOT, GROUP, NUMBERS = Edge.CHILD, Edge.WEIGHT, Edge.SLOT, Edge.GROUP, Edge.NUMBERS
+CHILD, WEIGHT, GROUP, NUMBERS = Edge.CHILD, Edge.WEIGHT, Edge.GROUP, Edge.NUMBERS
 
 
 def child_and_weight_gradient(
@@ -52,7 +52,7 @@ def child_and_weight_gradient(
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
     parts = _parts_of_images(edges)
     dW = scratch(
-        "weight gradient", (parts if needs_weight else 0, B, edges.weights, edges.blocks, 16, edges.lanes), dtype
+        "weight gradient", (parts if needs_weight else 0, B, edges.blocks, edges.weights, 16, edges.lanes), dtype
     )
     run(
         _gradient_kernel,
@@ -89,13 +89,13 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
     needs_children, needs_weight,
 ):  # fmt: skip
-    """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, B, K, blocks, 16, lanes], from
+    """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, B, blocks, K, 16, lanes], from
 
-    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums [T - 1, N, B, 2, G],
+    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums [T - 1, 2, N, B, G],
     mean_slopes (da of an iteration) [T - 1, N, B, G], and one, the number.
     """
     B, lanes = e.child_types, e.lanes
-    rows = np.empty((T - since) * 2 * e.edges_count * e.blocks * lanes, e.poses.dtype)
+    rows = np.empty((T - since) * 2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
     work = np.empty((3 * 16 + 1) * e.degree * lanes, e.poses.dtype)
     work[:] = 0  # dM by lanes is cleared when it is joined
     sums, joined, _ = new_sums(e)
@@ -123,8 +123,8 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 def _weights_of_votes(  # type: ignore[no-untyped-def]
     e, n, b, since, T, rows, statistics, log_sums, slopes, mean_slopes, one
 ):
-    """rows [T - since, 2, E, blocks, lanes]: r and R of the first iteration, r and dl of the others."""
-    size, row, children = e.edges_count * e.blocks * e.lanes, e.blocks * e.lanes, e.child_types * e.children_count
+    """rows [T - since, 2, edges, blocks, lanes]: r and R of the first iteration, r and dl of the others."""
+    size, row = e.together * e.edges_count * e.blocks * e.lanes, e.blocks * e.lanes
     parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups
     for t in range(since, T):
         first = rows[(t - since) * 2 * size : ((t - since) * 2 + 1) * size]
@@ -133,38 +133,38 @@ def _weights_of_votes(  # type: ignore[no-untyped-def]
             before = statistics[(t - 1) * parents * STATISTICS : t * parents * STATISTICS]
             slope = slopes[t * parents * SLOPES : (t + 1) * parents * SLOPES]
             log_sum = log_sums[(t - 1) * 2 * groups : t * 2 * groups]
-            assignments_and_gradient(e, n, b, first, second, before, slope, log_sum)
+            assignments_and_gradient(e, n, b, 1, first, second, before, slope, log_sum)
         if t > since:
-            weights_of_gradient(e, n, b, first, second, mean_slopes[(t - 1) * groups : t * groups])
+            weights_of_gradient(e, n, b, 1, first, second, mean_slopes[(t - 1) * groups : t * groups])
             continue
-        for edge in range(e.edges_count):
-            child = n * children + b * e.children_count + e.edges[edge * NUMBERS + CHILD]
-            if t == 0:
-                fill(first, edge * row, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks)
-            for i in range(edge * row, (edge + 1) * row):
-                second[i] = first[i]
-            scale(first, edge * row, e.activations, child, one, 0, e.blocks)
+        for p in range(e.parents_count):
+            begin, end = edges_of(e, p, 1)
+            for edge in range(begin, end):
+                child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
+                if t == 0:
+                    fill(first, edge * row, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks)
+                for i in range(edge * row, (edge + 1) * row):
+                    second[i] = first[i]
+                scale(first, edge * row, e.activations, child, one, 0, e.blocks)
 
 
 @part
 def _vote_gradient(e, n, b, p, block, since, T, work, sums, rows, statistics, slopes):  # type: ignore[no-untyped-def]
     """dV of the votes of a child type for a block of types of a parent, in `work`; sums [L, lanes] += R G of `since`."""
     lanes, vote, step = e.lanes, 16 * e.lanes, e.blocks * e.lanes
-    begin, count = e.start[p], e.start[p + 1] - e.start[p]
-    d, dv, polynomial = 0, e.degree * vote, 3 * e.degree * vote
+    begin, end = edges_of(e, p, 1)
+    d, dv, polynomial, count = 0, e.degree * vote, 3 * e.degree * vote, end - begin
     parents = e.images * e.parents_count * e.blocks
     parent = (n * e.parents_count + p) * e.blocks + block
     base = (max(since - 1, 0) * parents + parent) * STATISTICS * lanes
-    for i in range(count):
-        at = (begin + i) * NUMBERS
-        child = (n * e.child_types + b) * e.children_count + e.edges[at + CHILD]
-        weight = ((b * e.weights + e.edges[at + WEIGHT]) * e.blocks + block) * vote
-        set_deviations(
-            work, d + i * vote, e.poses, 16 * child, e.weight, weight, e.offset, 4 * e.edges[at + SLOT], statistics, base
-        )
+    set_deviations(
+        work, d, e.poses, (n * e.child_types + b) * e.children_count * 16,
+        e.weight, (block * e.child_types + b) * e.weights * vote, e.offset, 0, statistics, base,
+        e.edges, begin * NUMBERS, count,
+    )  # fmt: skip
     for t in range(since, T):
-        first = ((t - since) * 2 * e.edges_count + begin) * step + block * lanes
-        second = first + e.edges_count * step
+        first = ((t - since) * 2 * e.together * e.edges_count + begin) * step + block * lanes
+        second = first + e.together * e.edges_count * step
         here = (t * parents + parent) * STATISTICS * lanes
         slope = (t * parents + parent) * SLOPES * lanes
         if t == since:
@@ -187,27 +187,27 @@ def _vote_gradient(e, n, b, p, block, since, T, work, sums, rows, statistics, sl
 def _add_to_gradients(  # type: ignore[no-untyped-def]
     e, n, b, p, block, work, dW, needs_children, needs_weight
 ):
-    """What a parent's votes give to dM, by lanes in `work`, and to dW [K, blocks, 16, lanes]."""
+    """What a parent's votes give to dM, by lanes in `work`, and to dW [blocks, K, 16, lanes]."""
     vote = 16 * e.lanes
-    dv, dm = e.degree * vote, 2 * e.degree * vote
-    for i in range(e.start[p + 1] - e.start[p]):
-        at = (e.start[p] + i) * NUMBERS
-        weight = (e.edges[at + WEIGHT] * e.blocks + block) * vote
+    begin, end = edges_of(e, p, 1)
+    for edge in range(begin, end):
+        dv, dm = (e.degree + edge - begin) * vote, (2 * e.degree + edge - begin) * vote
+        k = e.edges[edge * NUMBERS + WEIGHT]
         if needs_weight:
-            child = (n * e.child_types + b) * e.children_count + e.edges[at + CHILD]
-            add_weight_gradient(dW, weight, work, dv + i * vote, e.poses, 16 * child)
+            child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
+            add_weight_gradient(dW, (block * e.weights + k) * vote, work, dv, e.poses, 16 * child)
         if needs_children:
-            weight += b * e.weights * e.blocks * vote
-            add_pose_gradient(work, dm + i * vote, work, dv + i * vote, e.weight, weight)
+            weight = ((block * e.child_types + b) * e.weights + k) * vote
+            add_pose_gradient(work, dm, work, dv, e.weight, weight)
 
 
 @part
 def _join_children(e, n, b, p, work, dM):  # type: ignore[no-untyped-def]
     """dM [N, B, L, 16] += what a parent's blocks gave."""
-    vote = 16 * e.lanes
-    for i in range(e.start[p + 1] - e.start[p]):
-        child = (n * e.child_types + b) * e.children_count + e.edges[(e.start[p] + i) * NUMBERS + CHILD]
-        join_pose_gradient(dM, 16 * child, work, (2 * e.degree + i) * vote)
+    begin, end = edges_of(e, p, 1)
+    for edge in range(begin, end):
+        child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
+        join_pose_gradient(dM, 16 * child, work, (2 * e.degree + edge - begin) * 16 * e.lanes)
 
 
 @part
@@ -225,13 +225,15 @@ def _set_activations(e, n, b, since, T, sums, joined, da, mean_slopes):  # type:
             for c in range(L):
                 own[c] += mean_slopes[groups + c]
         else:
-            for edge in range(e.edges_count):
-                own[e.edges[edge * NUMBERS + CHILD]] += mean_slopes[groups + e.edges[edge * NUMBERS + GROUP]]
+            for p in range(e.parents_count):
+                begin, end = edges_of(e, p, 1)
+                for edge in range(begin, end):
+                    own[e.edges[edge * NUMBERS + CHILD]] += mean_slopes[groups + e.edges[edge * NUMBERS + GROUP]]
 
 
 @kernel
 def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-untyped-def]
-    """out [K, B, C, 16] from dW [parts, B, K, blocks, 16, lanes]; a task is a child type of a weight block."""
+    """out [K, B, C, 16] from dW [parts, B, blocks, K, 16, lanes]; a task is a child type of a weight block."""
     B, C, lanes, vote = e.child_types, e.parent_types, e.lanes, 16 * e.lanes
     total = np.empty(vote, e.poses.dtype)
     task = next_task(counter)
@@ -240,7 +242,7 @@ def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-unt
         for block in range(e.blocks):
             total[:] = 0
             for of_images in range(parts):
-                row = (((of_images * B + b) * e.weights + k) * e.blocks + block) * vote
+                row = (((of_images * B + b) * e.blocks + block) * e.weights + k) * vote
                 for i in range(vote):
                     total[i] += dW[row + i]
             for lane in range(min(lanes, C - block * lanes)):

@@ -27,6 +27,8 @@ from tritoncaps.reference import least_support
 from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
+WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
+TYPES_TOGETHER = 8  # at most
 DTYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int32: "=i4", torch.int64: "=i8"}
 
 
@@ -82,12 +84,12 @@ class Number:
 
 
 class Edge:
-    """The numbers of an edge in `Edges.edges`."""
+    """The numbers of an edge in `Edges.edges`, for the j-th of several child types that are routed together."""
 
-    CHILD = 0  # location
-    WEIGHT = 1  # block of the weight
+    CHILD = 0  # j L + location
+    WEIGHT = 1  # j K + block of the weight
     SLOT = 2
-    GROUP = 3  # of competing parents
+    GROUP = 3  # j G + group of competing parents
     NUMBERS = 4
 
 
@@ -96,17 +98,18 @@ class Edges(NamedTuple):
 
     poses: NDArray  # [N, B, L, 16]
     activations: NDArray  # [N, B, L]
-    weight: NDArray  # [B, K, blocks, 16, lanes]: what belongs to a child type is consecutive
-    edges: NDArray  # int64 [E, 4], see `Edge`, in the order of parents
-    start: NDArray  # int64 [P + 1]: parent location p has the edges start[p], ..., start[p + 1] - 1
+    weight: NDArray  # [blocks, B, K, 16, lanes]: what is used together is consecutive, or caches would not hold it
+    edges: NDArray  # int64 [E together, 4], see `Edge`, in the order of parent locations, then of child types
+    start: NDArray  # int64 [P + 1]: parent location p has the edges start[p], ..., start[p + 1] - 1 from each child type
     offset: NDArray  # [S, 4]
-    share: NDArray  # [G]: R of the first iteration, one over the number of parents that compete in a group
+    share: NDArray  # [together, G]: R of the first iteration, one over the number of parents that compete in a group
     images: int
     children_count: int  # L
     parents_count: int  # P
     edges_count: int  # E
     degree: int  # the most edges that a parent has
     groups: int  # G: child locations; if competition is local, P S
+    together: int  # child types that are routed together, at most
     child_types: int  # B
     parent_types: int  # C
     weights: int  # K
@@ -120,8 +123,9 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     weights, _, parent_types = weight.shape[:3]
     parents, slots = tables.children.shape
     lanes, blocks = vectors(parent_types, poses.dtype)
-    of_map = _of_map(tables, competition, parent_types, poses.dtype)
-    packed = scratch("weight", (child_types, weights, blocks, 16, lanes), poses.dtype)
+    together = max(1, min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights)))
+    of_map = _of_map(tables, competition, weights, together, parent_types, poses.dtype)
+    packed = scratch("weight", (blocks, child_types, weights, 16, lanes), poses.dtype)
     found = Edges(
         poses=array(_contiguous("poses", poses)),
         activations=array(_contiguous("activations", activations)),
@@ -133,6 +137,7 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         edges_count=int(of_map["start"][-1]),
         degree=int(np.diff(of_map["start"]).max(initial=0)),
         groups=locations if competition == "global" else parents * slots,
+        together=together,
         child_types=child_types,
         parent_types=parent_types,
         weights=weights,
@@ -156,7 +161,7 @@ def statistics_shape(images: int, parents: int, types: int, dtype: torch.dtype) 
 
 def log_sums_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
     """A sum of exponentials is kept as the greatest exponent and the inverse of the sum relative to that."""
-    return images, types, 2, groups
+    return 2, images, types, groups
 
 
 def da_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
@@ -185,13 +190,13 @@ def numbers(edges: Edges, fit: Fit) -> NDArray:
 
 @kernel
 def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-def]
-    """e.weight [B, K, blocks, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
+    """e.weight [blocks, B, K, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
     B, C, lanes = e.child_types, e.parent_types, e.lanes
     task = next_task(counter)
     while task < tasks:
         k, b = task // B, task % B
         for block in range(e.blocks):
-            out = ((b * e.weights + k) * e.blocks + block) * 16 * lanes
+            out = ((block * B + b) * e.weights + k) * 16 * lanes
             types = min(lanes, C - block * lanes)
             for lane in range(lanes):
                 source = (task * C + block * lanes + lane) * 16
@@ -223,25 +228,29 @@ def _contiguous(name: str, x: Tensor) -> Tensor:
 _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _of_map(tables: Tables, competition: str, parent_types: int, dtype: torch.dtype) -> dict[str, Any]:
+def _of_map(tables: Tables, competition: str, *sizes: Any) -> dict[str, Any]:
     """The arrays of `Edges` that a map gives, made once for each map."""
     known = _maps.setdefault(tables.children, {})
-    key = competition, parent_types, dtype
-    if key not in known:
-        known[key] = _made_of_map(tables, competition == "local", parent_types, dtype)
-    return known[key]
+    if (competition, *sizes) not in known:
+        known[competition, *sizes] = _made_of_map(tables, competition == "local", *sizes)
+    return known[competition, *sizes]
 
 
-def _made_of_map(tables: Tables, local: bool, parent_types: int, dtype: torch.dtype) -> dict[str, Any]:
+def _made_of_map(
+    tables: Tables, local: bool, weights: int, together: int, parent_types: int, dtype: torch.dtype
+) -> dict[str, Any]:
     parents, slots = tables.children.shape
-    children = tables.children.long()
-    parent, slot = (children >= 0).nonzero(as_tuple=True)  # in the order of parents
-    child = children[parent, slot]
+    locations = len(tables.parents_start) - 1
+    groups = parents * slots if local else locations
+    children = tables.children.long()[:, None].expand(-1, together, -1)
+    parent, j, slot = (children >= 0).nonzero(as_tuple=True)  # in the order of parents, then of types
+    child = children[parent, j, slot]
     group = parent * slots + slot if local else child
-    competitors = group.bincount(minlength=parents * slots if local else len(tables.parents_start) - 1)
+    competitors = group[j == 0].bincount(minlength=groups)
+    numbers = j * locations + child, j * weights + tables.weight_of.long()[slot], slot, j * groups + group
     return {
-        "edges": array(torch.stack([child, tables.weight_of.long()[slot], slot, group], dim=1)),
-        "start": array(F.pad(parent.bincount(minlength=parents).cumsum(0), (1, 0))),
+        "edges": array(torch.stack(numbers, dim=1)),
+        "start": array(F.pad((tables.children >= 0).sum(dim=1).cumsum(0), (1, 0))),
         "offset": array(tables.offset.to(dtype)),
-        "share": array(1 / (competitors * parent_types).clamp(min=1).to(dtype)),
+        "share": array(1 / (competitors * parent_types).clamp(min=1).to(dtype).repeat(together)),
     }

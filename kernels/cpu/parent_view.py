@@ -20,6 +20,7 @@ from tritoncaps.kernels.cpu.child_view import (
     assignment_gradient,
     assignment_weights,
     assignments_and_gradient,
+    edges_of,
     new_sums,
     uniform_weights,
     weights_of_gradient,
@@ -36,13 +37,13 @@ from tritoncaps.kernels.em_routing import Fit, History
 CHUNKS = 32  # of parents
 RANGES = 8  # of child types, at most; each is a task for every image
 MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
-EDGES_AT_A_TIME = 32  # partial sums of so many votes, so that rounding errors do not grow with all of them
+EDGES_AT_A_TIME = 64  # partial sums of so many votes, so that rounding errors do not grow with all of them
 ENOUGH = 8  # votes that make a rough mean
 
 STATISTICS, SLOPES, MOMENTS, BETAS = Statistic.ROWS, Slope.ROWS, Moment.ROWS, Beta.ROWS
 TOTAL, FIRST = Moment.TOTAL, Moment.FIRST
 MINUS_MEAN = Statistic.MINUS_MEAN
-CHILD, WEIGHT, SLOT, NUMBERS = Edge.CHILD, Edge.WEIGHT, Edge.SLOT, Edge.NUMBERS
+CHILD, NUMBERS = Edge.CHILD, Edge.NUMBERS
 
 # the weights of moments: share a_i, r_ij, or dl_ij
 UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
@@ -55,7 +56,7 @@ def first_m_step(edges: Edges, fit: Fit, out: Tensor) -> None:
 
 
 def em_step(edges: Edges, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) -> None:
-    """Statistics [N, P, blocks, 36, lanes] and log_sum [N, B, 2, G] from the statistics before."""
+    """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G] from the statistics before."""
     _m_step(edges, fit, ASSIGNMENT, before, out, log_sum)
 
 
@@ -126,7 +127,7 @@ def beta_gradients(edges: Edges, history: History, since: int) -> tuple[Tensor, 
 def _ranges(edges: Edges) -> tuple[int, int]:
     """Of child types, which depend on the layer only, as they decide the order of sums; and how many images at once."""
     moments = edges.parents_count * edges.blocks * MOMENTS * edges.lanes * edges.poses.itemsize
-    ranges = min(RANGES, edges.child_types)
+    ranges = min(RANGES, -(-edges.child_types // edges.together))
     while ranges > 2 and ranges * moments > MOMENTS_BYTES:
         ranges //= 2
     return ranges, max(1, MOMENTS_BYTES // max(1, ranges * moments))
@@ -147,9 +148,9 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, ranges, weights, moments, centre, again, statistics, slopes, log_sum, da
 ):
     """moments [images, ranges, P, blocks, 33, lanes] about centre [N, P, blocks, 36, lanes], where `again` (of [images,
-    P, blocks], or of size 0 for all), from statistics and slopes; log_sum [N, B, 2, G] and da [N, B, G] are filled.
+    P, blocks], or of size 0 for all), from statistics and slopes; log_sum [2, N, B, G] and da [N, B, G] are filled.
     """
-    rows = np.empty(e.edges_count * e.blocks * e.lanes, e.poses.dtype)
+    rows = np.empty(e.together * e.edges_count * e.blocks * e.lanes, e.poses.dtype)
     G = np.empty(len(rows) if weights == GRADIENT else 0, e.poses.dtype)
     sums, one, two = new_sums(e)
     parents = e.parents_count * e.blocks
@@ -161,36 +162,38 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
         if len(again) == 0 or np.any(wanted):
             own_moments = moments[task * parents * MOMENTS * e.lanes : (task + 1) * parents * MOMENTS * e.lanes]
             own_moments[:] = 0
-            for b in range(e.child_types * own // ranges, e.child_types * (own + 1) // ranges):
+            tiles = -(-e.child_types // e.together)
+            for b in range(tiles * own // ranges * e.together, tiles * (own + 1) // ranges * e.together, e.together):
+                types = min(e.together, e.child_types - b)
                 if weights == UNIFORM:
-                    uniform_weights(e, n, b, rows)
+                    uniform_weights(e, n, b, types, rows)
                 elif weights == ASSIGNMENT:
-                    assignment_weights(e, n, b, rows, sums, one, two, statistics, log_sum)
+                    assignment_weights(e, n, b, types, rows, sums, one, two, statistics, log_sum)
                 else:
-                    assignments_and_gradient(e, n, b, rows, G, statistics, slopes, log_sum)
-                    assignment_gradient(e, n, b, rows, G, sums, one, da)
-                    weights_of_gradient(e, n, b, rows, G, da)
-                _add_children(e, n, b, G if weights == GRADIENT else rows, own_moments, centre, wanted)
+                    assignments_and_gradient(e, n, b, types, rows, G, statistics, slopes, log_sum)
+                    assignment_gradient(e, n, b, types, rows, G, sums, one, da)
+                    weights_of_gradient(e, n, b, types, rows, G, da)
+                _add_children(e, n, b, types, G if weights == GRADIENT else rows, own_moments, centre, wanted)
         task = next_task(counter)
 
 
 @part
-def _add_children(e, n, b, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
-    """Add the votes of the children of a type, with weights r [E, blocks, lanes], to moments [P, blocks, 33, lanes]."""
+def _add_children(e, n, b, types, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
+    """Add the votes of children of a few types, with weights r [edges, blocks, lanes], to moments [P, blocks, 33, lanes]."""
     lanes, blocks = e.lanes, e.blocks
     poses = (n * e.child_types + b) * e.children_count * 16
-    for p in range(e.parents_count):
-        last = e.start[p + 1]
-        for block in range(blocks):
+    for block in range(blocks):
+        for p in range(e.parents_count):
             parent = p * blocks + block
+            first, last = edges_of(e, p, types)
             if len(wanted) == 0 or wanted[parent]:
-                for edge in range(e.start[p], last, EDGES_AT_A_TIME):
+                for edge in range(first, last, EDGES_AT_A_TIME):
                     add_moments(
                         moments, parent * MOMENTS * lanes, e.poses, poses,
-                        e.weight, (b * e.weights * blocks + block) * 16 * lanes, e.offset, 0,
+                        e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
                         centre, (n * e.parents_count * blocks + parent) * STATISTICS * lanes,
                         r, (edge * blocks + block) * lanes, e.edges, edge * NUMBERS,
-                        min(EDGES_AT_A_TIME, last - edge), blocks * 16 * lanes, blocks * lanes,
+                        min(EDGES_AT_A_TIME, last - edge), blocks * lanes,
                     )  # fmt: skip
 
 
@@ -206,7 +209,7 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
         for parent in range(images * e.parents_count * task // chunks, images * e.parents_count * (task + 1) // chunks):
             n, p = parent // e.parents_count, parent % e.parents_count
             statistics[parent * blocks * rows : (parent + 1) * blocks * rows] = 0
-            edge = _first_supported_edge(e, n, p)
+            edge = _first_supported_edge(e, n, p)  # of a child type that is routed alone
             for block in range(blocks if edge >= 0 else 0):
                 row, found = (parent * blocks + block) * rows, 0
                 clear_moments(moments, 0)
@@ -216,8 +219,8 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
                     if weight[0] > 0 and found < ENOUGH:
                         found += 1
                         add_moments(
-                            moments, 0, e.poses, children * 16, e.weight, (b * e.weights * blocks + block) * 16 * lanes,
-                            e.offset, 0, statistics, row, weight, 0, e.edges, edge * NUMBERS, 1, blocks * 16 * lanes, 0,
+                            moments, 0, e.poses, children * 16, e.weight, (block * e.child_types + b) * e.weights * 16 * lanes,
+                            e.offset, 0, statistics, row, weight, 0, e.edges, edge * NUMBERS, 1, 0,
                         )  # fmt: skip
                 for i in range(16 * lanes):
                     statistics[row + i] = -moments[FIRST * lanes + i] / moments[TOTAL * lanes]
@@ -227,7 +230,8 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
 @part
 def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
     """The first edge of a parent location whose child location is not silent, or -1."""
-    for edge in range(e.start[p], e.start[p + 1]):
+    first, last = edges_of(e, p, 1)
+    for edge in range(first, last):
         for b in range(e.child_types):
             if e.activations[(n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]] > 0:
                 return edge

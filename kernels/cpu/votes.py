@@ -11,7 +11,7 @@ rows at once, which hide each other's latencies. Those with a `count` loop over 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tritoncaps.kernels.cpu.layout import Edge, Moment, Slope, Statistic
 from tritoncaps.kernels.cpu.loops import (
@@ -70,7 +70,7 @@ def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterat
 
 
 class _Quadratic:
-    """sum_h precision_h d_h^2, row by row, because the rows' chains do not wait for each other.
+    """sum_h precision_h d_h^2, column by column, because the columns' chains do not wait for each other.
 
     All micro-kernels add in this order. l must come out with the same bits wherever it is computed, or else
     exp(l - greatest) would carry the rounding error of an l that may be large.
@@ -80,7 +80,7 @@ class _Quadratic:
         self.sums: dict[int, Vector] = {}
 
     def add(self, h: int, d: Vector, precision: Vector) -> None:
-        chain = h // 4
+        chain = h % 4
         self.sums[chain] = fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
 
     def value(self) -> Vector:
@@ -95,30 +95,81 @@ class _Polynomial:
 
     def add(self, h: int, d: Vector, shift: Vector, twice_linear: Vector, twice_square: Vector) -> None:
         deviation = d + shift
-        chain, factor = h // 4, fma(twice_square, deviation, twice_linear)
+        chain, factor = h % 4, fma(twice_square, deviation, twice_linear)
         self.sums[chain] = fma(factor, deviation, self.sums[chain]) if chain in self.sums else factor * deviation
 
     def value(self) -> Vector:
         return self.sums[0] + self.sums[1] + self.sums[2] + self.sums[3]
 
 
-def _set_deviations(d: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:
+def _each_vote(
+    edges: Numbers,
+    count: Number,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    body: Callable[[Number, Numbers, Rows, Rows, Rows], None],
+) -> None:
+    """body(i, edge, poses, weight, offset) for `count` edges of a parent."""
+
+    def one(i: Number) -> None:
+        edge = edges.at(i, Edge.NUMBERS)
+        body(
+            i,
+            edge,
+            at(poses, (edge[number(Edge.CHILD)], number(16))),
+            at(weight, (edge[number(Edge.WEIGHT)], number(16 * weight.form.lanes))),
+            at(offset, (edge[number(Edge.SLOT)], number(4))),
+        )
+
+    for_each(poses, count, one)
+
+
+def _set_deviations(
+    d: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    parent: Rows,
+    edges: Numbers,
+    count: Number,
+) -> None:
     """d = V - mean."""
-    for h, x in _deviations(poses, weight, offset, parent):
-        d[h] = x
+
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        for h, x in _deviations(poses, weight, offset, parent):
+            at(d, (i, number(16 * d.form.lanes)))[h] = x
+
+    _each_vote(edges, count, poses, weight, offset, one)
 
 
-def _likelihood(l: Rows, greatest: Rows, poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> None:  # noqa: E741
-    """l = constant - sum_h precision_h d_h^2, and the greatest so far."""
-    quadratic = _Quadratic()
-    for h, x in _deviations(poses, weight, offset, parent):
-        quadratic.add(h, x, parent[Statistic.PRECISION + h])
-    found = parent[Statistic.CONSTANT] - quadratic.value()
-    l[0] = found
-    greatest[0] = maximum(greatest[0], found)
+def _likelihoods(
+    l: Rows,  # noqa: E741
+    greatest: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    parent: Rows,
+    edges: Numbers,
+    count: Number,
+    row_step: Number,
+) -> None:
+    """l = constant - sum_h precision_h d_h^2, and the greatest of each group so far."""
+
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        quadratic = _Quadratic()
+        for h, x in _deviations(poses, weight, offset, parent):
+            quadratic.add(h, x, parent[Statistic.PRECISION + h])
+        found, of_group = parent[Statistic.CONSTANT] - quadratic.value(), at(greatest, edge[number(Edge.GROUP)])
+        at(l, (i, row_step))[0] = found
+        so_far = of_group[0]
+        greatest.barrier()  # without it, LLVM makes the store below a masked one, which is slow
+        of_group[0] = maximum(so_far, found)
+
+    _each_vote(edges, count, poses, weight, offset, one)
 
 
-def _likelihood_and_gradient(
+def _likelihoods_and_gradients(
     l: Rows,  # noqa: E741
     G: Rows,
     poses: Rows,
@@ -126,14 +177,22 @@ def _likelihood_and_gradient(
     offset: Rows,
     parent: Rows,
     slopes: Rows,
+    edges: Numbers,
+    count: Number,
+    row_step: Number,
 ) -> None:
     """l, and G = A + sum_h (B_h + C_h e_h) e_h."""
-    quadratic, polynomial = _Quadratic(), _Polynomial()
-    for h, x in _deviations(poses, weight, offset, parent):
-        quadratic.add(h, x, parent[Statistic.PRECISION + h])
-        polynomial.add(h, x, slopes[Slope.SHIFT + h], slopes[Slope.TWICE_LINEAR + h], slopes[Slope.TWICE_SQUARE + h])
-    l[0] = parent[Statistic.CONSTANT] - quadratic.value()
-    G[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
+
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        quadratic, polynomial = _Quadratic(), _Polynomial()
+        for h, x in _deviations(poses, weight, offset, parent):
+            quadratic.add(h, x, parent[Statistic.PRECISION + h])
+            rows = (slopes[row + h] for row in (Slope.SHIFT, Slope.TWICE_LINEAR, Slope.TWICE_SQUARE))
+            polynomial.add(h, x, *rows)
+        at(l, (i, row_step))[0] = parent[Statistic.CONSTANT] - quadratic.value()
+        at(G, (i, row_step))[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
+
+    _each_vote(edges, count, poses, weight, offset, one)
 
 
 # The softmax over a child's parents: `count` rows of one edge, and sums of lanes for as many groups as there are lanes
@@ -222,7 +281,6 @@ def _add_moments(
     r: Rows,
     edges: Numbers,
     count: Number,
-    weight_step: Number,
     row_step: Number,
 ) -> None:
     """moments += (sum r, sum r d, sum r d^2) over `count` edges of a parent.
@@ -242,7 +300,7 @@ def _add_moments(
                     (x, x + 1),
                     (q, q + 1),
                     at(poses, (edge[number(Edge.CHILD)], number(16))),
-                    at(weight, (edge[number(Edge.WEIGHT)], weight_step)),
+                    at(weight, (edge[number(Edge.WEIGHT)], number(16 * weight.form.lanes))),
                     at(offset, (edge[number(Edge.SLOT)], number(4))),
                     centre,
                 )
@@ -406,9 +464,9 @@ def _add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
             dw[4 * (k + i) + q] = value
 
 
-set_deviations = microkernel(_set_deviations)
-likelihood = microkernel(_likelihood)
-likelihood_and_gradient = microkernel(_likelihood_and_gradient)
+set_deviations = looping_microkernel(_set_deviations)
+likelihoods = looping_microkernel(_likelihoods)
+likelihoods_and_gradients = looping_microkernel(_likelihoods_and_gradients)
 
 fill, exponentials, scale = map(looping_microkernel, (_fill, _exponentials, _scale))
 assignments, add_products = map(looping_microkernel, (_assignments, _add_products))
