@@ -5,8 +5,8 @@
     da_i  = sum_t sum_j R_ij G_ij
     dW    = sum over images and locations of M_i^T dV_ij
 
-Everything that a child type's votes add to belongs to that child type: a task owns a child type of some images, in dM, da
-and in its images' part of dW. The child view finds r and dl of all iterations; then, parent by parent, the votes'
+Everything that a child type's votes add to belongs to that child type: a task owns a few child types of some images, in
+dM, da and in its images' part of dW. The child view finds r and dl of all iterations; then, parent by parent, the votes'
 gradients are made and used at once. The parts, whose number does not depend on threads, are added at the end.
 """
 
@@ -18,20 +18,22 @@ from torch import Tensor
 
 from tritoncaps.kernels.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Edge, Edges, Slope, Statistic, array
+from tritoncaps.kernels.cpu.layout import Coefficient, Edge, Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
-    add_pose_gradient,
-    add_products_of_polynomial,
-    add_vote_gradient,
-    add_weight_gradient,
+    add_later_gradients,
+    add_pose_gradients,
+    add_weight_gradients,
     fill,
-    join_pose_gradient,
-    scale,
-    set_deviations,
-    set_vote_gradient,
+    first_coefficients,
+    first_weights,
+    join_pose_gradients,
+    later_coefficients,
     sum_of_lanes,
+    vote_gradients_0,
+    vote_gradients_1,
+    vote_gradients_2,
 )
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import History
@@ -40,7 +42,8 @@ PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough 
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
 STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
-CHILD, WEIGHT, GROUP, NUMBERS = Edge.CHILD, Edge.WEIGHT, Edge.GROUP, Edge.NUMBERS
+CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
+LATER, ROWS_OF_LATER = Coefficient.LATER, Coefficient.ROWS_OF_LATER
 
 
 def child_and_weight_gradient(
@@ -50,15 +53,16 @@ def child_and_weight_gradient(
     dtype = history.statistics.dtype
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
-    parts = _parts_of_images(edges)
+    parts, types = _parts_of_images(edges), max(1, edges.together // 2)
     dW = scratch(
-        "weight gradient", (parts if needs_weight else 0, B, edges.blocks, edges.weights, 16, edges.lanes), dtype
+        "weight gradient", (parts if needs_weight else 0, edges.blocks, B, edges.weights, 16, edges.lanes), dtype
     )
     run(
         _gradient_kernel,
-        parts * B,
+        parts * -(-B // types),
         edges,
         parts,
+        types,
         since,
         len(history.statistics),
         array(dM),
@@ -86,154 +90,153 @@ def _parts_of_images(edges: Edges) -> int:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
+    counter, tasks, e, parts, at_once, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
     needs_children, needs_weight,
 ):  # fmt: skip
-    """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, B, blocks, K, 16, lanes], from
+    """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, blocks, B, K, 16, lanes], from
 
     statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums [T - 1, 2, N, B, G],
     mean_slopes (da of an iteration) [T - 1, N, B, G], and one, the number.
     """
-    B, lanes = e.child_types, e.lanes
+    B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
     rows = np.empty((T - since) * 2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
-    work = np.empty((3 * 16 + 1) * e.degree * lanes, e.poses.dtype)
-    work[:] = 0  # dM by lanes is cleared when it is joined
+    dv = np.empty(at_once * e.degree * vote, e.poses.dtype)
+    dm = np.zeros(at_once * e.degree * vote, e.poses.dtype)  # by lanes; cleared when it is joined
+    coefficients = np.empty((LATER + (T - since - 1) * ROWS_OF_LATER) * lanes, e.poses.dtype)
     sums, joined, _ = new_sums(e)
-    own = e.weights * e.blocks * 16 * lanes
     task = next_task(counter)
     while task < tasks:
-        b, part = task // parts, task % parts
-        of_type = dW[(part * B + b) * own : (part * B + b + 1) * own]
-        of_type[:] = 0
+        b, part = task // parts * at_once, task % parts
+        types = min(at_once, B - b)
+        for block in range(e.blocks if needs_weight else 0):
+            row = ((part * e.blocks + block) * B + b) * e.weights * vote
+            dW[row : row + types * e.weights * vote] = 0
         for n in range(e.images * part // parts, e.images * (part + 1) // parts):
-            _weights_of_votes(e, n, b, since, T, rows, statistics, log_sums, slopes, mean_slopes, one)
+            children = (n * B + b) * e.children_count
+            _weights_of_votes(e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one)
             sums[:] = 0
             for p in range(e.parents_count):
+                first, last = edges_of(e, p, types)
+                edge, count = first * NUMBERS, last - first
                 for block in range(e.blocks):
-                    _vote_gradient(e, n, b, p, block, since, T, work, sums, rows, statistics, slopes)
-                    _add_to_gradients(e, n, b, p, block, work, of_type, needs_children, needs_weight)
+                    weight = (block * B + b) * e.weights * vote
+                    _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes)
+                    _vote_gradients(e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, statistics)
+                    if needs_weight:
+                        own = part * len(e.weight) + weight
+                        add_weight_gradients(dW, own, dv, 0, e.poses, children * 16, e.edges, edge, count)
+                    if needs_children:
+                        add_pose_gradients(dm, 0, dv, 0, e.weight, weight, e.edges, edge, count)
                 if needs_children:
-                    _join_children(e, n, b, p, work, dM)
+                    join_pose_gradients(dM, children * 16, dm, 0, e.edges, edge, count)
             if needs_children:
-                _set_activations(e, n, b, since, T, sums, joined, da, mean_slopes)
+                _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes)
         task = next_task(counter)
 
 
 @part
 def _weights_of_votes(  # type: ignore[no-untyped-def]
-    e, n, b, since, T, rows, statistics, log_sums, slopes, mean_slopes, one
+    e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one
 ):
     """rows [T - since, 2, edges, blocks, lanes]: r and R of the first iteration, r and dl of the others."""
     size, row = e.together * e.edges_count * e.blocks * e.lanes, e.blocks * e.lanes
     parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups
     for t in range(since, T):
-        first = rows[(t - since) * 2 * size : ((t - since) * 2 + 1) * size]
-        second = rows[((t - since) * 2 + 1) * size : (t - since + 1) * 2 * size]
+        r = rows[(t - since) * 2 * size : ((t - since) * 2 + 1) * size]
+        other = rows[((t - since) * 2 + 1) * size : (t - since + 1) * 2 * size]
         if t > 0:
             before = statistics[(t - 1) * parents * STATISTICS : t * parents * STATISTICS]
             slope = slopes[t * parents * SLOPES : (t + 1) * parents * SLOPES]
             log_sum = log_sums[(t - 1) * 2 * groups : t * 2 * groups]
-            assignments_and_gradient(e, n, b, 1, first, second, before, slope, log_sum)
-        if t > since:
-            weights_of_gradient(e, n, b, 1, first, second, mean_slopes[(t - 1) * groups : t * groups])
-            continue
+            if t > since:
+                assignments_and_gradient(e, n, b, types, r, other, before, slope, log_sum)
+                weights_of_gradient(e, n, b, types, r, other, mean_slopes[(t - 1) * groups : t * groups])
+                continue
+            assignments_and_gradient(e, n, b, types, other, r, before, slope, log_sum)
         for p in range(e.parents_count):
-            begin, end = edges_of(e, p, 1)
-            for edge in range(begin, end):
+            first, last = edges_of(e, p, types)
+            for edge in range(first, last):
                 child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
                 if t == 0:
-                    fill(first, edge * row, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks)
-                for i in range(edge * row, (edge + 1) * row):
-                    second[i] = first[i]
-                scale(first, edge * row, e.activations, child, one, 0, e.blocks)
+                    fill(other, edge * row, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks)
+                first_weights(r, edge * row, other, edge * row, e.activations, child, e.blocks)
 
 
 @part
-def _vote_gradient(e, n, b, p, block, since, T, work, sums, rows, statistics, slopes):  # type: ignore[no-untyped-def]
-    """dV of the votes of a child type for a block of types of a parent, in `work`; sums [L, lanes] += R G of `since`."""
-    lanes, vote, step = e.lanes, 16 * e.lanes, e.blocks * e.lanes
-    begin, end = edges_of(e, p, 1)
-    d, dv, polynomial, count = 0, e.degree * vote, 3 * e.degree * vote, end - begin
-    parents = e.images * e.parents_count * e.blocks
-    parent = (n * e.parents_count + p) * e.blocks + block
-    base = (max(since - 1, 0) * parents + parent) * STATISTICS * lanes
-    set_deviations(
-        work, d, e.poses, (n * e.child_types + b) * e.children_count * 16,
-        e.weight, (block * e.child_types + b) * e.weights * vote, e.offset, 0, statistics, base,
-        e.edges, begin * NUMBERS, count,
-    )  # fmt: skip
-    for t in range(since, T):
-        first = ((t - since) * 2 * e.together * e.edges_count + begin) * step + block * lanes
-        second = first + e.together * e.edges_count * step
-        here = (t * parents + parent) * STATISTICS * lanes
-        slope = (t * parents + parent) * SLOPES * lanes
-        if t == since:
-            set_vote_gradient(
-                work, dv, work, polynomial, work, d, rows, first, statistics, here, statistics, base, slopes, slope,
-                count, step,
-            )  # fmt: skip
-            add_products_of_polynomial(
-                sums, 0, rows, second, work, polynomial, slopes, slope, e.edges, begin * NUMBERS, count, step
-            )
-        else:
-            before = ((t - 1) * parents + parent) * STATISTICS * lanes
-            add_vote_gradient(
-                work, dv, work, d, rows, first, rows, second, statistics, here, statistics, before, statistics, base,
-                slopes, slope, count, step,
-            )  # fmt: skip
+def _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes):  # type: ignore[no-untyped-def]
+    """coefficients, see `Coefficient`, of a parent's block."""
+    parents, parent = e.images * e.parents_count * e.blocks, (n * e.parents_count + p) * e.blocks + block
+    base, rows = (since * parents + parent) * STATISTICS * e.lanes, parents * STATISTICS * e.lanes
+    first_coefficients(coefficients, 0, slopes, (since * parents + parent) * SLOPES * e.lanes)
+    for later in range(T - since - 1):
+        t = since + 1 + later
+        later_coefficients(
+            coefficients, (LATER + later * ROWS_OF_LATER) * e.lanes, statistics, base + (t - since) * rows,
+            statistics, base + (t - since - 1) * rows, statistics, base,
+            slopes, (t * parents + parent) * SLOPES * e.lanes,
+        )  # fmt: skip
 
 
 @part
-def _add_to_gradients(  # type: ignore[no-untyped-def]
-    e, n, b, p, block, work, dW, needs_children, needs_weight
+def _vote_gradients(  # type: ignore[no-untyped-def]
+    e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, statistics
 ):
-    """What a parent's votes give to dM, by lanes in `work`, and to dW [blocks, K, 16, lanes]."""
-    vote = 16 * e.lanes
-    begin, end = edges_of(e, p, 1)
-    for edge in range(begin, end):
-        dv, dm = (e.degree + edge - begin) * vote, (2 * e.degree + edge - begin) * vote
-        k = e.edges[edge * NUMBERS + WEIGHT]
-        if needs_weight:
-            child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
-            add_weight_gradient(dW, (block * e.weights + k) * vote, work, dv, e.poses, 16 * child)
-        if needs_children:
-            weight = ((block * e.child_types + b) * e.weights + k) * vote
-            add_pose_gradient(work, dm, work, dv, e.weight, weight)
+    """dv [edges, 16, lanes] of the votes of a few child types for a block of types of a parent; sums [types, L, lanes]
+    += R G of the first iteration."""
+    lanes, step = e.lanes, e.blocks * e.lanes
+    first, last = edges_of(e, p, types)
+    edge, count = first * NUMBERS, last - first
+    parents = e.images * e.parents_count * e.blocks
+    base = (since * parents + (n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes
+    poses, weight = (n * e.child_types + b) * e.children_count * 16, (block * e.child_types + b) * e.weights * 16 * lanes
+    row, size = first * step + block * lanes, e.together * e.edges_count * step
+    if T - since == 1:
+        vote_gradients_0(
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, 0, rows, row, e.edges, edge, count, step, size,
+        )  # fmt: skip
+    elif T - since == 2:
+        vote_gradients_1(
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, 0, rows, row, e.edges, edge, count, step, size,
+        )  # fmt: skip
+    else:
+        vote_gradients_2(
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, 0, rows, row, e.edges, edge, count, step, size,
+        )  # fmt: skip
+    for later in range(2, T - since - 1):
+        add_later_gradients(
+            dv, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows, row + 2 * (later + 1) * size,
+            e.edges, edge, count, step, size,
+        )  # fmt: skip
 
 
 @part
-def _join_children(e, n, b, p, work, dM):  # type: ignore[no-untyped-def]
-    """dM [N, B, L, 16] += what a parent's blocks gave."""
-    begin, end = edges_of(e, p, 1)
-    for edge in range(begin, end):
-        child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
-        join_pose_gradient(dM, 16 * child, work, (2 * e.degree + edge - begin) * 16 * e.lanes)
-
-
-@part
-def _set_activations(e, n, b, since, T, sums, joined, da, mean_slopes):  # type: ignore[no-untyped-def]
-    """da [N, B, L] from sums [L, lanes] of the first iteration and mean_slopes of the others."""
-    L, lanes, child_type = e.children_count, e.lanes, n * e.child_types + b
-    for c in range(0, L, lanes):
+def _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes):  # type: ignore[no-untyped-def]
+    """da [N, B, L] from sums [types, L, lanes] of the first iteration and mean_slopes of the others."""
+    children, lanes, child_type = types * e.children_count, e.lanes, n * e.child_types + b
+    for c in range(0, children, lanes):
         sum_of_lanes(joined, c, sums, c * lanes)
-    own = da[child_type * L : (child_type + 1) * L]
-    for c in range(L):
-        own[c] = joined[c]
     for t in range(since, T - 1):
         groups = (t * e.images * e.child_types + child_type) * e.groups
-        if e.groups == L:
-            for c in range(L):
-                own[c] += mean_slopes[groups + c]
+        if e.groups == e.children_count:
+            for c in range(children):
+                joined[c] += mean_slopes[groups + c]
         else:
             for p in range(e.parents_count):
-                begin, end = edges_of(e, p, 1)
-                for edge in range(begin, end):
-                    own[e.edges[edge * NUMBERS + CHILD]] += mean_slopes[groups + e.edges[edge * NUMBERS + GROUP]]
+                first, last = edges_of(e, p, types)
+                for edge in range(first, last):
+                    at = edge * NUMBERS
+                    joined[e.edges[at + CHILD]] += mean_slopes[groups + e.edges[at + GROUP]]
+    for c in range(children):
+        da[child_type * e.children_count + c] = joined[c]
 
 
 @kernel
 def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-untyped-def]
-    """out [K, B, C, 16] from dW [parts, B, blocks, K, 16, lanes]; a task is a child type of a weight block."""
+    """out [K, B, C, 16] from dW [parts, blocks, B, K, 16, lanes]; a task is a child type of a weight block."""
     B, C, lanes, vote = e.child_types, e.parent_types, e.lanes, 16 * e.lanes
     total = np.empty(vote, e.poses.dtype)
     task = next_task(counter)
@@ -242,7 +245,7 @@ def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-unt
         for block in range(e.blocks):
             total[:] = 0
             for of_images in range(parts):
-                row = (((of_images * B + b) * e.blocks + block) * e.weights + k) * vote
+                row = (((of_images * e.blocks + block) * B + b) * e.weights + k) * vote
                 for i in range(vote):
                     total[i] += dW[row + i]
             for lane in range(min(lanes, C - block * lanes)):

@@ -65,6 +65,15 @@ class Moment:
     ROWS = 33
 
 
+class Coefficient:
+    """Rows of what the gradient of a parent's votes is made of."""
+
+    FIRST = 0  # B and 2 C of each entry, in the first iteration that gradients reach
+    OFFSET = 32  # A
+    LATER = 33  # of each later iteration, four rows for each entry
+    ROWS_OF_LATER = 64
+
+
 class Beta:
     """Rows of what a block's types know of themselves."""
 

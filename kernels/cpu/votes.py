@@ -11,9 +11,10 @@ rows at once, which hide each other's latencies. Those with a `count` loop over 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
-from tritoncaps.kernels.cpu.layout import Edge, Moment, Slope, Statistic
+from tritoncaps.kernels.cpu.layout import Coefficient, Edge, Moment, Slope, Statistic
 from tritoncaps.kernels.cpu.loops import (
     Number,
     Numbers,
@@ -123,24 +124,6 @@ def _each_vote(
         )
 
     for_each(poses, count, one)
-
-
-def _set_deviations(
-    d: Rows,
-    poses: Rows,
-    weight: Rows,
-    offset: Rows,
-    parent: Rows,
-    edges: Numbers,
-    count: Number,
-) -> None:
-    """d = V - mean."""
-
-    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
-        for h, x in _deviations(poses, weight, offset, parent):
-            at(d, (i, number(16 * d.form.lanes)))[h] = x
-
-    _each_vote(edges, count, poses, weight, offset, one)
 
 
 def _likelihoods(
@@ -254,6 +237,12 @@ def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Numbe
     for_each(R, count, each)
 
 
+def _first_weights(r: Rows, R: Rows, activation: Rows, count: Number) -> None:
+    """r = R a."""
+    a = activation.broadcast(0)
+    for_each(R, count, lambda i: at(r, i).__setitem__(0, at(R, i)[0] * a))
+
+
 def _greatest_of_lanes(out: Rows, rows: Rows) -> None:
     """Element j of `out` is the greatest lane of row j, for as many rows as there are lanes."""
     out[0] = reduce_each(maximum, [rows[j] for j in range(out.form.lanes)], out.form.lowest)
@@ -345,140 +334,173 @@ def _sum_moments(total: Rows, moments: Rows) -> None:
 # The gradient of a parent's votes, and what it gives to poses and weight
 
 
-def _set_vote_gradient(
+def _first_coefficients(coefficients: Rows, slopes: Rows) -> None:
+    """B and 2 C of every entry, and A."""
+    for h in range(16):
+        coefficients[2 * h] = slopes[Slope.TWICE_LINEAR + h] * 0.5
+        coefficients[2 * h + 1] = slopes[Slope.TWICE_SQUARE + h]
+    coefficients[Coefficient.OFFSET] = slopes[Slope.OFFSET]
+
+
+def _later_coefficients(coefficients: Rows, parent: Rows, before: Rows, base: Rows, slopes: Rows) -> None:
+    """What r and dl add to the factor of d in dV, and to its constant, for every entry; d = V - mean of `base`."""
+    for h in range(16):
+        origin = base[Statistic.MINUS_MEAN + h]
+        shift, shift_before = (x[Statistic.MINUS_MEAN + h] - origin for x in (parent, before))
+        twice_square, steepness = slopes[Slope.TWICE_SQUARE + h], before[Statistic.PRECISION + h] * -2.0
+        coefficients[4 * h] = twice_square
+        coefficients[4 * h + 1] = fma(twice_square, shift, slopes[Slope.TWICE_LINEAR + h] * 0.5)
+        coefficients[4 * h + 2] = steepness
+        coefficients[4 * h + 3] = steepness * shift_before
+
+
+def _vote_gradients(
+    later: int,
     dv: Rows,
-    polynomial: Rows,
-    d: Rows,
-    r: Rows,
+    total: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
     parent: Rows,
-    base: Rows,
-    slopes: Rows,
+    coefficients: Rows,
+    rows: Rows,
+    edges: Numbers,
     count: Number,
     row_step: Number,
+    rows_step: Number,
 ) -> None:
-    """dV = r (B + 2 C e) and polynomial = 2 sum_h (B_h + C_h e_h) e_h over `count` edges; d = V - mean of `base`."""
-    for h in range(0, 16, 2):
-        coefficients = []
-        for entry in (h, h + 1):
-            shift = parent[Statistic.MINUS_MEAN + entry] - base[Statistic.MINUS_MEAN + entry]
-            linear, twice_square = slopes[Slope.TWICE_LINEAR + entry] * 0.5, slopes[Slope.TWICE_SQUARE + entry]
-            coefficients.append((entry, shift, linear, twice_square))
+    """dV = r (B + 2 C d) of the first iteration, whose d this is, and r (B + 2 C e) - 2 dl precision d of `later` others;
+    total of each edge's child += R G of the first iteration.
 
-        def set_entries(i: Number, h: int = h, coefficients: list = coefficients) -> None:
-            vote, factor = (i, number(16 * d.form.lanes)), at(r, (i, row_step))[0]
-            value = at(polynomial, i)[0] if h else zero(d)
-            for entry, shift, linear, twice_square in coefficients:
-                e = at(d, vote)[entry] + shift
-                gradient = fma(twice_square, e, linear)
-                at(dv, vote)[entry] = factor * gradient
-                value = fma(linear + gradient, e, value)
-            at(polynomial, i)[0] = value
+    rows: r and R of the first iteration, then r and dl of each of the others, `rows_step` apart.
+    """
 
-        for_each(d, count, set_entries)
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        here, out = at(rows, (i, row_step)), at(dv, (i, number(16 * dv.form.lanes)))
+        polynomial = None
+        for x, q in itertools.product((0, 2), (0, 2)):
+            weight.barrier()
+            d = _tile((x, x + 1), (q, q + 1), poses, weight, offset, parent)
+            r, *weights = (at(here, (number(j), rows_step))[0] for j in (0, *range(2, 2 * later + 2)))
+            for h, deviation in d.items():
+                linear = coefficients[2 * h]
+                gradient = fma(coefficients[2 * h + 1], deviation, linear)
+                product = (linear + gradient) * deviation if polynomial is None else None
+                polynomial = product or fma(linear + gradient, deviation, polynomial)
+                factor, constant = None, r * gradient
+                for j, w in enumerate(weights):
+                    row = Coefficient.LATER + 64 * (j // 2) + 4 * h + 2 * (j % 2)
+                    factor = w * coefficients[row] if factor is None else fma(w, coefficients[row], factor)
+                    constant = fma(w, coefficients[row + 1], constant)
+                out[h] = constant if factor is None else fma(factor, deviation, constant)
+        assert polynomial is not None
+        G = fma(polynomial, 0.5, coefficients[Coefficient.OFFSET])
+        of_child = at(total, edge[number(Edge.CHILD)])
+        of_child[0] = fma(at(here, (number(1), rows_step))[0], G, of_child[0])
 
-
-def _add_products_of_polynomial(
-    total: Rows, R: Rows, polynomial: Rows, slopes: Rows, edges: Numbers, count: Number, row_step: Number
-) -> None:
-    """total of each edge's child += R G, with G = A + polynomial / 2."""
-
-    def add(i: Number) -> None:
-        child = at(total, edges.at(i, Edge.NUMBERS)[number(Edge.CHILD)])
-        G = fma(at(polynomial, i)[0], 0.5, slopes[Slope.OFFSET])
-        child[0] = fma(at(R, (i, row_step))[0], G, child[0])
-
-    for_each(R, count, add)
+    _each_vote(edges, count, poses, weight, offset, one)
 
 
-def _add_vote_gradient(
+def _add_later_gradients(
     dv: Rows,
-    d: Rows,
-    r: Rows,
-    dl: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
     parent: Rows,
-    before: Rows,
-    base: Rows,
-    slopes: Rows,
+    coefficients: Rows,
+    rows: Rows,
+    edges: Numbers,
     count: Number,
     row_step: Number,
+    rows_step: Number,
 ) -> None:
-    """dV += r (B + 2 C e) - 2 dl precision (V - mean before) over `count` edges; d = V - mean of `base`."""
-    for h in range(0, 16, 2):
-        coefficients = []
-        for entry in (h, h + 1):
-            origin = base[Statistic.MINUS_MEAN + entry]
-            shift, shift_before = (x[Statistic.MINUS_MEAN + entry] - origin for x in (parent, before))
-            linear, twice_square = slopes[Slope.TWICE_LINEAR + entry] * 0.5, slopes[Slope.TWICE_SQUARE + entry]
-            steepness = before[Statistic.PRECISION + entry] * -2.0
-            coefficients.append((entry, shift, linear, twice_square, shift_before, steepness))
+    """dV += r (B + 2 C e) - 2 dl precision d of one more iteration, whose r and dl are in `rows`."""
 
-        def add(i: Number, coefficients: list = coefficients) -> None:
-            vote = (i, number(16 * d.form.lanes))
-            factor, of_likelihood = at(r, (i, row_step))[0], at(dl, (i, row_step))[0]
-            for entry, shift, linear, twice_square, shift_before, steepness in coefficients:
-                deviation, out = at(d, vote)[entry], at(dv, vote)
-                gradient = fma(twice_square, deviation + shift, linear)
-                added = fma(factor, gradient, out[entry])
-                out[entry] = fma(of_likelihood * steepness, deviation + shift_before, added)
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        here, out = at(rows, (i, row_step)), at(dv, (i, number(16 * dv.form.lanes)))
+        r, dl = here[0], at(here, (number(1), rows_step))[0]
+        for h, deviation in _deviations(poses, weight, offset, parent):
+            factor = fma(dl, coefficients[4 * h + 2], r * coefficients[4 * h])
+            constant = fma(dl, coefficients[4 * h + 3], fma(r, coefficients[4 * h + 1], out[h]))
+            out[h] = fma(factor, deviation, constant)
 
-        for_each(d, count, add)
+    _each_vote(edges, count, poses, weight, offset, one)
 
 
-def _add_pose_gradient(dm: Rows, dv: Rows, weight: Rows) -> None:
+def _add_pose_gradients(dm: Rows, dv: Rows, weight: Rows, edges: Numbers, count: Number) -> None:
     """dM_xk += sum_q dV_xq W_kq, in each lane."""
-    for x in (0, 2):
-        weight.barrier()
-        sums = {(i, k): dm[4 * (x + i) + k] for i in (0, 1) for k in range(4)}
-        for q in range(4):
-            gradients = [dv[4 * (x + i) + q] for i in (0, 1)]
-            for k in range(4):
-                w = weight[4 * k + q]
-                for i in (0, 1):
-                    sums[i, k] = fma(gradients[i], w, sums[i, k])
-        for (i, k), value in sums.items():
-            dm[4 * (x + i) + k] = value
 
-
-def _join_pose_gradient(dM: Rows, dm: Rows) -> None:
-    """dM, 16 numbers, += the sums of the lanes of dm; dm = 0."""
-    lanes = dM.form.lanes
-    for row in range(16 // lanes):
-        entries = range(row * lanes, (row + 1) * lanes)
-        dM[row] = dM[row] + sum_each([dm[h] for h in entries])
-        for h in entries:
-            dm[h] = 0.0
-
-
-def _add_weight_gradient(dw: Rows, dv: Rows, poses: Rows) -> None:
-    """dW_kq += sum_x M_xk dV_xq."""
-    for k in (0, 2):
-        dv.barrier()
-        sums = {(i, q): dw[4 * (k + i) + q] for i in (0, 1) for q in range(4)}
-        for x in range(4):
-            m = [poses.broadcast(4 * x + k + i) for i in (0, 1)]
+    def one(i: Number) -> None:
+        vote = (i, number(16 * dv.form.lanes))
+        gradients, out = at(dv, vote), at(dm, vote)
+        w = at(weight, (edges.at(i, Edge.NUMBERS)[number(Edge.WEIGHT)], number(16 * dv.form.lanes)))
+        for x in (0, 2):
+            w.barrier()
+            sums = {(y, k): out[4 * y + k] for y in (x, x + 1) for k in range(4)}
             for q in range(4):
-                gradient = dv[4 * x + q]
-                for i in (0, 1):
-                    sums[i, q] = fma(m[i], gradient, sums[i, q])
-        for (i, q), value in sums.items():
-            dw[4 * (k + i) + q] = value
+                of_rows = {y: gradients[4 * y + q] for y in (x, x + 1)}
+                for k in range(4):
+                    factor = w[4 * k + q]
+                    for y in (x, x + 1):
+                        sums[y, k] = fma(of_rows[y], factor, sums[y, k])
+            for (y, k), value in sums.items():
+                out[4 * y + k] = value
+
+    for_each(dv, count, one)
 
 
-set_deviations = looping_microkernel(_set_deviations)
+def _join_pose_gradients(dM: Rows, dm: Rows, edges: Numbers, count: Number) -> None:
+    """dM, 16 numbers of each child, += the sums of the lanes of dm; dm = 0."""
+    lanes = dM.form.lanes
+
+    def one(i: Number) -> None:
+        child = at(dM, (edges.at(i, Edge.NUMBERS)[number(Edge.CHILD)], number(16)))
+        rows = at(dm, (i, number(16 * lanes)))
+        for row in range(16 // lanes):
+            entries = range(row * lanes, (row + 1) * lanes)
+            child[row] = child[row] + sum_each([rows[h] for h in entries])
+            for h in entries:
+                rows[h] = 0.0
+
+    for_each(dm, count, one)
+
+
+def _add_weight_gradients(dw: Rows, dv: Rows, poses: Rows, edges: Numbers, count: Number) -> None:
+    """dW_kq += sum_x M_xk dV_xq."""
+
+    def one(i: Number) -> None:
+        vote, edge = number(16 * dv.form.lanes), edges.at(i, Edge.NUMBERS)
+        gradients, out = at(dv, (i, vote)), at(dw, (edge[number(Edge.WEIGHT)], vote))
+        child = at(poses, (edge[number(Edge.CHILD)], number(16)))
+        for k in (0, 2):
+            dv.barrier()
+            sums = {(j, q): out[4 * j + q] for j in (k, k + 1) for q in range(4)}
+            for x in range(4):
+                m = {j: child.broadcast(4 * x + j) for j in (k, k + 1)}
+                for q in range(4):
+                    gradient = gradients[4 * x + q]
+                    for j in (k, k + 1):
+                        sums[j, q] = fma(m[j], gradient, sums[j, q])
+            for (j, q), value in sums.items():
+                out[4 * j + q] = value
+
+    for_each(dv, count, one)
+
+
 likelihoods = looping_microkernel(_likelihoods)
 likelihoods_and_gradients = looping_microkernel(_likelihoods_and_gradients)
 
 fill, exponentials, scale = map(looping_microkernel, (_fill, _exponentials, _scale))
 assignments, add_products = map(looping_microkernel, (_assignments, _add_products))
-gradient_weights = looping_microkernel(_gradient_weights)
+gradient_weights, first_weights = map(looping_microkernel, (_gradient_weights, _first_weights))
 greatest_of_lanes, sum_of_lanes, inverse = map(microkernel, (_greatest_of_lanes, _sum_of_lanes, _inverse))
 
 add_moments = looping_microkernel(_add_moments)
 check_centre = microkernel(_check_centre)
 clear_moments, sum_moments = microkernel(_clear_moments), microkernel(_sum_moments)
 
-set_vote_gradient = looping_microkernel(_set_vote_gradient)
-add_products_of_polynomial = looping_microkernel(_add_products_of_polynomial)
-add_vote_gradient = looping_microkernel(_add_vote_gradient)
-add_pose_gradient, join_pose_gradient = microkernel(_add_pose_gradient), microkernel(_join_pose_gradient)
-add_weight_gradient = microkernel(_add_weight_gradient)
+first_coefficients, later_coefficients = microkernel(_first_coefficients), microkernel(_later_coefficients)
+vote_gradients_0, vote_gradients_1, vote_gradients_2 = (looping_microkernel(_vote_gradients, later) for later in range(3))
+add_later_gradients = looping_microkernel(_add_later_gradients)
+add_pose_gradients, join_pose_gradients = map(looping_microkernel, (_add_pose_gradients, _join_pose_gradients))
+add_weight_gradients = looping_microkernel(_add_weight_gradients)
