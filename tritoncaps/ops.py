@@ -106,7 +106,9 @@ def em_routing_backward(
     not needed come back empty, of size 0."""
     edges = _edges(poses, activations, weight, tables, competition, backend)
     slopes_shape = kernels(backend).slopes_shape(*grad_activations.shape, statistics.dtype)
-    da_shape = kernels(backend).da_shape(activations.shape[0], _groups(activations, tables, competition), poses.shape[1])
+    da_shape = kernels(backend).da_shape(
+        activations.shape[0], _groups(activations, tables, competition), poses.shape[1]
+    )
     slopes = statistics.new_empty(len(statistics), *slopes_shape)
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
         kernels(backend),

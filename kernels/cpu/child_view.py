@@ -3,7 +3,7 @@
     l_ij = log-likelihood        R_ij = exp(l_ij - greatest_i) / sum_i        da_i = sum_j R_ij G_ij
 
 A child competes only within its own type, so all that the softmax of a few types needs are rows of `lanes` numbers for
-each of their edges and block of parent types: rows [edges, blocks, lanes], which stay in the second-level cache until
+each of their edges and block of parent types: rows [blocks, edges, lanes], which stay in the second-level cache until
 the parent view has used them. The weights of a block stay in the first-level cache meanwhile: blocks change slowest.
 Sums over a group are kept by lanes, and joined for `lanes` groups at a time.
 
@@ -50,29 +50,38 @@ def edges_of(e, p, types):  # type: ignore[no-untyped-def]
 
 @part
 def uniform_weights(e, n, b, types, r):  # type: ignore[no-untyped-def]
-    """r [edges, blocks, lanes] = share a: all parents have the same share."""
-    row, children = e.blocks * e.lanes, (n * e.child_types + b) * e.children_count
+    """r [blocks, edges, lanes] = share a: all parents have the same share."""
+    lanes, step, children = e.lanes, e.together * e.edges_count * e.lanes, (n * e.child_types + b) * e.children_count
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             at = edge * NUMBERS
-            fill(r, edge * row, e.share, e.edges[at + GROUP], e.activations, children + e.edges[at + CHILD], e.blocks)
+            fill(
+                r,
+                edge * lanes,
+                e.share,
+                e.edges[at + GROUP],
+                e.activations,
+                children + e.edges[at + CHILD],
+                e.blocks,
+                step,
+            )
 
 
 @part
 def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log_sum):  # type: ignore[no-untyped-def]
-    """r [edges, blocks, lanes] = R a, and log_sum [2, N, B, G], from statistics [N, P, blocks, 36, lanes]."""
-    row, groups, lanes = e.blocks * e.lanes, types * e.groups, e.lanes
+    """r [blocks, edges, lanes] = R a, and log_sum [2, N, B, G], from statistics [N, P, blocks, 36, lanes]."""
+    lanes, step, groups = e.lanes, e.together * e.edges_count * e.lanes, types * e.groups
     children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups
     sums[:] = np.finfo(e.poses.dtype).min
     for block in range(e.blocks):
         for p in range(e.parents_count):
             first, last = edges_of(e, p, types)
             likelihoods(
-                r, first * row + block * lanes, sums, 0, e.poses, children * 16,
+                r, block * step + first * lanes, sums, 0, e.poses, children * 16,
                 e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
                 statistics, ((n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes,
-                e.edges, first * NUMBERS, last - first, row,
+                e.edges, first * NUMBERS, last - first,
             )  # fmt: skip
     for g in range(0, groups, lanes):
         greatest_of_lanes(greatest, g, sums, g * lanes)
@@ -81,7 +90,7 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             g = e.edges[edge * NUMBERS + GROUP]
-            exponentials(r, edge * row, sums, g * lanes, greatest, g, e.blocks)
+            exponentials(r, edge * lanes, sums, g * lanes, greatest, g, e.blocks, step)
     for g in range(0, groups, lanes):
         sum_of_lanes(total, g, sums, g * lanes)
         inverse(total, g)
@@ -89,7 +98,16 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             at = edge * NUMBERS
-            scale(r, edge * row, total, e.edges[at + GROUP], e.activations, children + e.edges[at + CHILD], e.blocks)
+            scale(
+                r,
+                edge * lanes,
+                total,
+                e.edges[at + GROUP],
+                e.activations,
+                children + e.edges[at + CHILD],
+                e.blocks,
+                step,
+            )
     for g in range(groups):
         log_sum[kept + g] = greatest[g]
         log_sum[len(log_sum) // 2 + kept + g] = total[g]
@@ -97,36 +115,38 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
 
 @part
 def assignments_and_gradient(e, n, b, types, R, G, statistics, slopes, log_sum):  # type: ignore[no-untyped-def]
-    """R and G [edges, blocks, lanes] of an iteration, from the statistics before it and its slopes [N, P, blocks, 51,
+    """R and G [blocks, edges, lanes] of an iteration, from the statistics before it and its slopes [N, P, blocks, 51,
     lanes]."""
-    row, lanes = e.blocks * e.lanes, e.lanes
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
     children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups
     for block in range(e.blocks):
         for p in range(e.parents_count):
             first, last = edges_of(e, p, types)
-            out, parent = first * row + block * lanes, ((n * e.parents_count + p) * e.blocks + block) * lanes
+            out, parent = block * step + first * lanes, ((n * e.parents_count + p) * e.blocks + block) * lanes
             likelihoods_and_gradients(
                 R, out, G, out, e.poses, children * 16,
                 e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
                 statistics, parent * STATISTICS, slopes, parent * SLOPES,
-                e.edges, first * NUMBERS, last - first, row,
+                e.edges, first * NUMBERS, last - first,
             )  # fmt: skip
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             greatest = kept + e.edges[edge * NUMBERS + GROUP]
-            assignments(R, edge * row, log_sum, greatest, log_sum, len(log_sum) // 2 + greatest, e.blocks)
+            assignments(R, edge * lanes, log_sum, greatest, log_sum, len(log_sum) // 2 + greatest, e.blocks, step)
 
 
 @part
 def assignment_gradient(e, n, b, types, R, G, sums, joined, da):  # type: ignore[no-untyped-def]
     """da [N, B, G]: da_i = sum_j R_ij G_ij."""
-    row, lanes = e.blocks * e.lanes, e.lanes
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
     sums[:] = 0
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
-            add_products(sums, e.edges[edge * NUMBERS + GROUP] * lanes, R, edge * row, G, edge * row, e.blocks)
+            add_products(
+                sums, e.edges[edge * NUMBERS + GROUP] * lanes, R, edge * lanes, G, edge * lanes, e.blocks, step
+            )
     for g in range(0, types * e.groups, lanes):
         sum_of_lanes(joined, g, sums, g * lanes)
     for g in range(types * e.groups):
@@ -136,10 +156,10 @@ def assignment_gradient(e, n, b, types, R, G, sums, joined, da):  # type: ignore
 @part
 def weights_of_gradient(e, n, b, types, R, G, da):  # type: ignore[no-untyped-def]
     """In place: R becomes r = R a, and G becomes dl = r (G - da)."""
-    row, child_type = e.blocks * e.lanes, n * e.child_types + b
+    lanes, step, child_type = e.lanes, e.together * e.edges_count * e.lanes, n * e.child_types + b
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             child = child_type * e.children_count + e.edges[edge * NUMBERS + CHILD]
             group = child_type * e.groups + e.edges[edge * NUMBERS + GROUP]
-            gradient_weights(R, edge * row, G, edge * row, e.activations, child, da, group, e.blocks)
+            gradient_weights(R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step)

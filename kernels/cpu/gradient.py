@@ -53,16 +53,15 @@ def child_and_weight_gradient(
     dtype = history.statistics.dtype
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
-    parts, types = _parts_of_images(edges), max(1, edges.together // 2)
+    parts = _parts_of_images(edges)
     dW = scratch(
         "weight gradient", (parts if needs_weight else 0, edges.blocks, B, edges.weights, 16, edges.lanes), dtype
     )
     run(
         _gradient_kernel,
-        parts * -(-B // types),
+        parts * -(-B // edges.together),
         edges,
         parts,
-        types,
         since,
         len(history.statistics),
         array(dM),
@@ -90,7 +89,7 @@ def _parts_of_images(edges: Edges) -> int:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, parts, at_once, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
+    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
     needs_children, needs_weight,
 ):  # fmt: skip
     """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, blocks, B, K, 16, lanes], from
@@ -100,14 +99,14 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     """
     B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
     rows = np.empty((T - since) * 2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
-    dv = np.empty(at_once * e.degree * vote, e.poses.dtype)
-    dm = np.zeros(at_once * e.degree * vote, e.poses.dtype)  # by lanes; cleared when it is joined
+    dv = np.empty(e.together * e.degree * vote, e.poses.dtype)
+    dm = np.zeros(e.together * e.degree * vote, e.poses.dtype)  # by lanes; cleared when it is joined
     coefficients = np.empty((LATER + (T - since - 1) * ROWS_OF_LATER) * lanes, e.poses.dtype)
     sums, joined, _ = new_sums(e)
     task = next_task(counter)
     while task < tasks:
-        b, part = task // parts * at_once, task % parts
-        types = min(at_once, B - b)
+        b, part = task // parts * e.together, task % parts
+        types = min(e.together, B - b)
         for block in range(e.blocks if needs_weight else 0):
             row = ((part * e.blocks + block) * B + b) * e.weights * vote
             dW[row : row + types * e.weights * vote] = 0
@@ -138,8 +137,9 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 def _weights_of_votes(  # type: ignore[no-untyped-def]
     e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one
 ):
-    """rows [T - since, 2, edges, blocks, lanes]: r and R of the first iteration, r and dl of the others."""
-    size, row = e.together * e.edges_count * e.blocks * e.lanes, e.blocks * e.lanes
+    """rows [T - since, 2, blocks, edges, lanes]: r and R of the first iteration, r and dl of the others."""
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
+    size = e.blocks * step
     parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups
     for t in range(since, T):
         r = rows[(t - since) * 2 * size : ((t - since) * 2 + 1) * size]
@@ -158,8 +158,8 @@ def _weights_of_votes(  # type: ignore[no-untyped-def]
             for edge in range(first, last):
                 child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
                 if t == 0:
-                    fill(other, edge * row, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks)
-                first_weights(r, edge * row, other, edge * row, e.activations, child, e.blocks)
+                    fill(other, edge * lanes, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks, step)
+                first_weights(r, edge * lanes, other, edge * lanes, e.activations, child, e.blocks, step)
 
 
 @part
@@ -183,33 +183,36 @@ def _vote_gradients(  # type: ignore[no-untyped-def]
 ):
     """dv [edges, 16, lanes] of the votes of a few child types for a block of types of a parent; sums [types, L, lanes]
     += R G of the first iteration."""
-    lanes, step = e.lanes, e.blocks * e.lanes
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
     first, last = edges_of(e, p, types)
     edge, count = first * NUMBERS, last - first
     parents = e.images * e.parents_count * e.blocks
     base = (since * parents + (n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes
-    poses, weight = (n * e.child_types + b) * e.children_count * 16, (block * e.child_types + b) * e.weights * 16 * lanes
-    row, size = first * step + block * lanes, e.together * e.edges_count * step
+    poses, weight = (
+        (n * e.child_types + b) * e.children_count * 16,
+        (block * e.child_types + b) * e.weights * 16 * lanes,
+    )
+    row, size = block * step + first * lanes, e.blocks * step
     if T - since == 1:
         vote_gradients_0(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
-            coefficients, 0, rows, row, e.edges, edge, count, step, size,
+            coefficients, 0, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     elif T - since == 2:
         vote_gradients_1(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
-            coefficients, 0, rows, row, e.edges, edge, count, step, size,
+            coefficients, 0, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     else:
         vote_gradients_2(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
-            coefficients, 0, rows, row, e.edges, edge, count, step, size,
+            coefficients, 0, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     for later in range(2, T - since - 1):
         add_later_gradients(
             dv, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
             coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows, row + 2 * (later + 1) * size,
-            e.edges, edge, count, step, size,
+            e.edges, edge, count, size,
         )  # fmt: skip
 
 

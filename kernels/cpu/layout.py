@@ -109,7 +109,9 @@ class Edges(NamedTuple):
     activations: NDArray  # [N, B, L]
     weight: NDArray  # [blocks, B, K, 16, lanes]: what is used together is consecutive, or caches would not hold it
     edges: NDArray  # int64 [E together, 4], see `Edge`, in the order of parent locations, then of child types
-    start: NDArray  # int64 [P + 1]: parent location p has the edges start[p], ..., start[p + 1] - 1 from each child type
+    start: (
+        NDArray  # int64 [P + 1]: parent location p has the edges start[p], ..., start[p + 1] - 1 from each child type
+    )
     offset: NDArray  # [S, 4]
     share: NDArray  # [together, G]: R of the first iteration, one over the number of parents that compete in a group
     images: int

@@ -35,7 +35,7 @@ from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import Fit, History
 
 CHUNKS = 32  # of parents
-RANGES = 8  # of child types, at most; each is a task for every image
+RANGES = 4  # of child types, at most; each is a task for every image
 MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
 EDGES_AT_A_TIME = 64  # partial sums of so many votes, so that rounding errors do not grow with all of them
 ENOUGH = 8  # votes that make a rough mean
@@ -73,7 +73,20 @@ def _m_step(edges: Edges, fit: Fit, weights: int, centre: Tensor, out: Tensor, l
             arrays = moments, about, again.ravel(), statistics, nothing, array(log_sum), nothing
             run(_moments_kernel, some * ranges, edges, first, ranges, weights, *arrays)
             chunks = min(CHUNKS, some * edges.parents_count)
-            run(_fit_kernel, chunks, edges, first, some, chunks, ranges, array(out), moments, about, again.ravel(), *parents)
+            run(
+                _fit_kernel,
+                chunks,
+                edges,
+                first,
+                some,
+                chunks,
+                ranges,
+                array(out),
+                moments,
+                about,
+                again.ravel(),
+                *parents,
+            )
             if not again.any():
                 break
 
@@ -134,7 +147,7 @@ def _ranges(edges: Edges) -> tuple[int, int]:
 
 
 def _new_moments(edges: Edges, images: int, ranges: int) -> Any:
-    sizes = images, ranges, edges.parents_count, edges.blocks, MOMENTS, edges.lanes
+    sizes = images, ranges, edges.blocks, edges.parents_count, MOMENTS, edges.lanes
     return array(scratch("moments", sizes, torch.float32 if edges.poses.itemsize == 4 else torch.float64))
 
 
@@ -147,7 +160,7 @@ def _run(function: Any, edges: Edges, *arguments: Any) -> None:
 def _moments_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, ranges, weights, moments, centre, again, statistics, slopes, log_sum, da
 ):
-    """moments [images, ranges, P, blocks, 33, lanes] about centre [N, P, blocks, 36, lanes], where `again` (of [images,
+    """moments [images, ranges, blocks, P, 33, lanes] about centre [N, P, blocks, 36, lanes], where `again` (of [images,
     P, blocks], or of size 0 for all), from statistics and slopes; log_sum [2, N, B, G] and da [N, B, G] are filled.
     """
     rows = np.empty(e.together * e.edges_count * e.blocks * e.lanes, e.poses.dtype)
@@ -161,9 +174,9 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
         wanted = again[image * parents : (image + 1) * parents]
         if len(again) == 0 or np.any(wanted):
             own_moments = moments[task * parents * MOMENTS * e.lanes : (task + 1) * parents * MOMENTS * e.lanes]
-            own_moments[:] = 0
             tiles = -(-e.child_types // e.together)
-            for b in range(tiles * own // ranges * e.together, tiles * (own + 1) // ranges * e.together, e.together):
+            begin, end = tiles * own // ranges * e.together, tiles * (own + 1) // ranges * e.together
+            for b in range(begin, end, e.together):
                 types = min(e.together, e.child_types - b)
                 if weights == UNIFORM:
                     uniform_weights(e, n, b, types, rows)
@@ -173,27 +186,31 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
                     assignments_and_gradient(e, n, b, types, rows, G, statistics, slopes, log_sum)
                     assignment_gradient(e, n, b, types, rows, G, sums, one, da)
                     weights_of_gradient(e, n, b, types, rows, G, da)
-                _add_children(e, n, b, types, G if weights == GRADIENT else rows, own_moments, centre, wanted)
+                r = G if weights == GRADIENT else rows
+                _add_children(e, n, b, types, b == begin, r, own_moments, centre, wanted)
         task = next_task(counter)
 
 
 @part
-def _add_children(e, n, b, types, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
-    """Add the votes of children of a few types, with weights r [edges, blocks, lanes], to moments [P, blocks, 33, lanes]."""
+def _add_children(e, n, b, types, fresh, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
+    """Add the votes of children of a few types, with weights r [blocks, edges, lanes], to moments [blocks, P, 33, lanes],
+    which are zero if they are fresh."""
     lanes, blocks = e.lanes, e.blocks
     poses = (n * e.child_types + b) * e.children_count * 16
     for block in range(blocks):
         for p in range(e.parents_count):
-            parent = p * blocks + block
+            parent, of_parent = p * blocks + block, (block * e.parents_count + p) * MOMENTS * lanes
             first, last = edges_of(e, p, types)
+            if fresh:
+                clear_moments(moments, of_parent)
             if len(wanted) == 0 or wanted[parent]:
                 for edge in range(first, last, EDGES_AT_A_TIME):
                     add_moments(
-                        moments, parent * MOMENTS * lanes, e.poses, poses,
+                        moments, of_parent, e.poses, poses,
                         e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
                         centre, (n * e.parents_count * blocks + parent) * STATISTICS * lanes,
-                        r, (edge * blocks + block) * lanes, e.edges, edge * NUMBERS,
-                        min(EDGES_AT_A_TIME, last - edge), blocks * lanes,
+                        r, (block * e.together * e.edges_count + edge) * lanes, e.edges, edge * NUMBERS,
+                        min(EDGES_AT_A_TIME, last - edge),
                     )  # fmt: skip
 
 
@@ -220,7 +237,7 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
                         found += 1
                         add_moments(
                             moments, 0, e.poses, children * 16, e.weight, (block * e.child_types + b) * e.weights * 16 * lanes,
-                            e.offset, 0, statistics, row, weight, 0, e.edges, edge * NUMBERS, 1, 0,
+                            e.offset, 0, statistics, row, weight, 0, e.edges, edge * NUMBERS, 1,
                         )  # fmt: skip
                 for i in range(16 * lanes):
                     statistics[row + i] = -moments[FIRST * lanes + i] / moments[TOTAL * lanes]
@@ -242,7 +259,7 @@ def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
 def _fit_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, again, betas, numbers
 ):
-    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, P, blocks, 33, lanes], where `again`; that stays
+    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], where `again`; that stays
     where the mean is far from the centre.
     """
     lanes = e.lanes
@@ -276,19 +293,18 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
             parent, beta = first * parents + index, index % e.blocks * BETAS * lanes
             row = parent * STATISTICS * lanes
             likelihood_backward(total, 0, statistics, row)
-            fit_backward(
-                out, parent * SLOPES * lanes, total, 0, statistics, row, before, row, betas, beta, numbers, 0
-            )
+            fit_backward(out, parent * SLOPES * lanes, total, 0, statistics, row, before, row, betas, beta, numbers, 0)
         task = next_task(counter)
 
 
 @part
 def _join_moments(e, ranges, index, moments, total):  # type: ignore[no-untyped-def]
-    """total [33, lanes]: the sum over the ranges of child types."""
+    """total [33, lanes] of a parent's block, index of [images, P, blocks]: the sum over the ranges of child types."""
     parents = e.parents_count * e.blocks
+    image, p, block = index // parents, index % parents // e.blocks, index % e.blocks
     clear_moments(total, 0)
     for own in range(ranges):
-        row = ((index // parents * ranges + own) * parents + index % parents) * MOMENTS * e.lanes
+        row = (((image * ranges + own) * e.blocks + block) * e.parents_count + p) * MOMENTS * e.lanes
         sum_moments(total, 0, moments, row)
 
 

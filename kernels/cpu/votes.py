@@ -135,7 +135,6 @@ def _likelihoods(
     parent: Rows,
     edges: Numbers,
     count: Number,
-    row_step: Number,
 ) -> None:
     """l = constant - sum_h precision_h d_h^2, and the greatest of each group so far."""
 
@@ -144,7 +143,7 @@ def _likelihoods(
         for h, x in _deviations(poses, weight, offset, parent):
             quadratic.add(h, x, parent[Statistic.PRECISION + h])
         found, of_group = parent[Statistic.CONSTANT] - quadratic.value(), at(greatest, edge[number(Edge.GROUP)])
-        at(l, (i, row_step))[0] = found
+        at(l, i)[0] = found
         so_far = of_group[0]
         greatest.barrier()  # without it, LLVM makes the store below a masked one, which is slow
         of_group[0] = maximum(so_far, found)
@@ -162,7 +161,6 @@ def _likelihoods_and_gradients(
     slopes: Rows,
     edges: Numbers,
     count: Number,
-    row_step: Number,
 ) -> None:
     """l, and G = A + sum_h (B_h + C_h e_h) e_h."""
 
@@ -172,64 +170,70 @@ def _likelihoods_and_gradients(
             quadratic.add(h, x, parent[Statistic.PRECISION + h])
             rows = (slopes[row + h] for row in (Slope.SHIFT, Slope.TWICE_LINEAR, Slope.TWICE_SQUARE))
             polynomial.add(h, x, *rows)
-        at(l, (i, row_step))[0] = parent[Statistic.CONSTANT] - quadratic.value()
-        at(G, (i, row_step))[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
+        at(l, i)[0] = parent[Statistic.CONSTANT] - quadratic.value()
+        at(G, i)[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
 
     _each_vote(edges, count, poses, weight, offset, one)
 
 
-# The softmax over a child's parents: `count` rows of one edge, and sums of lanes for as many groups as there are lanes
+# The softmax over a child's parents: `count` rows of one edge, `step` apart, and sums of lanes for as many groups as there
+# are lanes
 
 
-def _fill(row: Rows, x: Rows, y: Rows, count: Number) -> None:
+def _fill(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
     """row = x y, the product of two numbers."""
     value = x.broadcast(0) * y.broadcast(0)
-    for_each(row, count, lambda i: at(row, i).__setitem__(0, value))
+    for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, value))
 
 
-def _exponentials(l: Rows, total: Rows, greatest: Rows, count: Number) -> None:  # noqa: E741
+def _following(rows: Rows, first: Number, count: int, step: Number) -> list[Rows]:
+    start = at(rows, (first, step))
+    return [at(start, (number(j), step)) for j in range(count)]
+
+
+def _exponentials(l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
     """In place: e = exp(l - greatest); total += e."""
     highest = greatest.broadcast(0)
 
     def some(first: Number, together: int) -> None:
-        rows, added = at(l, first), total[0]
-        for j, e in enumerate(exp([rows[j] - highest for j in range(together)])):
-            rows[j] = e
+        rows, added = _following(l, first, together, step), total[0]
+        for row, e in zip(rows, exp([row[0] - highest for row in rows]), strict=True):
+            row[0] = e
             added = added + e
         total[0] = added
 
     for_rows(l, count, some)
 
 
-def _assignments(l: Rows, greatest: Rows, inverse: Rows, count: Number) -> None:  # noqa: E741
+def _assignments(l: Rows, greatest: Rows, inverse: Rows, count: Number, step: Number) -> None:  # noqa: E741
     """In place: R = exp(l - greatest) inverse."""
     highest, scale = greatest.broadcast(0), inverse.broadcast(0)
 
     def some(first: Number, together: int) -> None:
-        rows = at(l, first)
-        for j, e in enumerate(exp([rows[j] - highest for j in range(together)])):
-            rows[j] = e * scale
+        rows = _following(l, first, together, step)
+        for row, e in zip(rows, exp([row[0] - highest for row in rows]), strict=True):
+            row[0] = e * scale
 
     for_rows(l, count, some)
 
 
-def _add_products(total: Rows, R: Rows, G: Rows, count: Number) -> None:
+def _add_products(total: Rows, R: Rows, G: Rows, count: Number, step: Number) -> None:
     """total += R G."""
-    (total[0],) = repeat(count, [total[0]], lambda i, sums: [fma(at(R, i)[0], at(G, i)[0], sums[0])])
+    (total[0],) = repeat(count, [total[0]], lambda i, sums: [fma(at(R, (i, step))[0], at(G, (i, step))[0], sums[0])])
 
 
-def _scale(row: Rows, x: Rows, y: Rows, count: Number) -> None:
+def _scale(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
     """In place: row *= x y, the product of two numbers."""
     value = x.broadcast(0) * y.broadcast(0)
-    for_each(row, count, lambda i: at(row, i).__setitem__(0, at(row, i)[0] * value))
+    for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, at(row, (i, step))[0] * value))
 
 
-def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number) -> None:
+def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
     """In place: r = R a, and dl = r (G - da)."""
     a, mean = activation.broadcast(0), da.broadcast(0)
 
     def each(i: Number) -> None:
-        of_r, of_G = at(R, i), at(G, i)
+        of_r, of_G = at(R, (i, step)), at(G, (i, step))
         r, of_G_before = of_r[0] * a, of_G[0]
         of_r[0] = r
         of_G[0] = r * (of_G_before - mean)
@@ -237,10 +241,10 @@ def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Numbe
     for_each(R, count, each)
 
 
-def _first_weights(r: Rows, R: Rows, activation: Rows, count: Number) -> None:
+def _first_weights(r: Rows, R: Rows, activation: Rows, count: Number, step: Number) -> None:
     """r = R a."""
     a = activation.broadcast(0)
-    for_each(R, count, lambda i: at(r, i).__setitem__(0, at(R, i)[0] * a))
+    for_each(R, count, lambda i: at(r, (i, step)).__setitem__(0, at(R, (i, step))[0] * a))
 
 
 def _greatest_of_lanes(out: Rows, rows: Rows) -> None:
@@ -270,13 +274,12 @@ def _add_moments(
     r: Rows,
     edges: Numbers,
     count: Number,
-    row_step: Number,
 ) -> None:
     """moments += (sum r, sum r d, sum r d^2) over `count` edges of a parent.
 
     Four entries at a time: their eight sums stay in registers, with d of the vote at hand.
     """
-    (total,) = repeat(count, [zero(r)], lambda i, sums: [sums[0] + at(r, (i, row_step))[0]])
+    (total,) = repeat(count, [zero(r)], lambda i, sums: [sums[0] + at(r, i)[0]])
     moments[Moment.TOTAL] = moments[Moment.TOTAL] + total
     for x in (0, 2):
         for q in (0, 2):
@@ -293,7 +296,7 @@ def _add_moments(
                     at(offset, (edge[number(Edge.SLOT)], number(4))),
                     centre,
                 )
-                factor = at(r, (i, row_step))[0]
+                factor = at(r, i)[0]
                 weighted = [factor * deviation for deviation in d.values()]
                 first = [old + new for old, new in zip(sums[:4], weighted, strict=True)]
                 squares = zip(weighted, d.values(), sums[4:], strict=True)
@@ -366,7 +369,6 @@ def _vote_gradients(
     rows: Rows,
     edges: Numbers,
     count: Number,
-    row_step: Number,
     rows_step: Number,
 ) -> None:
     """dV = r (B + 2 C d) of the first iteration, whose d this is, and r (B + 2 C e) - 2 dl precision d of `later` others;
@@ -376,7 +378,7 @@ def _vote_gradients(
     """
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
-        here, out = at(rows, (i, row_step)), at(dv, (i, number(16 * dv.form.lanes)))
+        here, out = at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))
         polynomial = None
         for x, q in itertools.product((0, 2), (0, 2)):
             weight.barrier()
@@ -411,13 +413,12 @@ def _add_later_gradients(
     rows: Rows,
     edges: Numbers,
     count: Number,
-    row_step: Number,
     rows_step: Number,
 ) -> None:
     """dV += r (B + 2 C e) - 2 dl precision d of one more iteration, whose r and dl are in `rows`."""
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
-        here, out = at(rows, (i, row_step)), at(dv, (i, number(16 * dv.form.lanes)))
+        here, out = at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))
         r, dl = here[0], at(here, (number(1), rows_step))[0]
         for h, deviation in _deviations(poses, weight, offset, parent):
             factor = fma(dl, coefficients[4 * h + 2], r * coefficients[4 * h])
@@ -500,7 +501,9 @@ check_centre = microkernel(_check_centre)
 clear_moments, sum_moments = microkernel(_clear_moments), microkernel(_sum_moments)
 
 first_coefficients, later_coefficients = microkernel(_first_coefficients), microkernel(_later_coefficients)
-vote_gradients_0, vote_gradients_1, vote_gradients_2 = (looping_microkernel(_vote_gradients, later) for later in range(3))
+vote_gradients_0, vote_gradients_1, vote_gradients_2 = (
+    looping_microkernel(_vote_gradients, later) for later in range(3)
+)
 add_later_gradients = looping_microkernel(_add_later_gradients)
 add_pose_gradients, join_pose_gradients = map(looping_microkernel, (_add_pose_gradients, _join_pose_gradients))
 add_weight_gradients = looping_microkernel(_add_weight_gradients)
