@@ -16,8 +16,8 @@ A backend (`kernels.cpu`, `kernels.triton`) provides, under these names:
     child_and_weight_gradient(edges, history, since, needs_children, needs_weight)     -> dL/dM, dL/da, dL/dW
     beta_gradients(edges, history, since)                     -> dL/dbeta_u, dL/dbeta_a
 
-Statistics and slopes belong to parents, log_sums and da to children, and each backend has its own layout of them. docs/backward.md derives the
-formulas.
+Statistics and slopes belong to parents, log_sums and da to children, and each backend has its own layout of them.
+docs/backward.md derives the formulas.
 
 Letters: N images, L child and P parent locations, B child and C parent types, G groups of competing parents
 (one for each child location, or for each edge if the competition is local), T iterations.

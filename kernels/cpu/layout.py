@@ -241,10 +241,10 @@ _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def _of_map(tables: Tables, competition: str, *sizes: Any) -> dict[str, Any]:
     """The arrays of `Edges` that a map gives, made once for each map."""
-    known = _maps.setdefault(tables.children, {})
-    if (competition, *sizes) not in known:
-        known[competition, *sizes] = _made_of_map(tables, competition == "local", *sizes)
-    return known[competition, *sizes]
+    known, key = _maps.setdefault(tables.children, {}), (competition, *sizes)
+    if key not in known:
+        known[key] = _made_of_map(tables, competition == "local", *sizes)
+    return known[key]
 
 
 def _made_of_map(

@@ -193,8 +193,8 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
 
 @part
 def _add_children(e, n, b, types, fresh, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
-    """Add the votes of children of a few types, with weights r [blocks, edges, lanes], to moments [blocks, P, 33, lanes],
-    which are zero if they are fresh."""
+    """Add the votes of children of a few types, with weights r [blocks, edges, lanes], to moments [blocks, P, 33,
+    lanes], which are zero if they are fresh."""
     lanes, blocks = e.lanes, e.blocks
     poses = (n * e.child_types + b) * e.children_count * 16
     for block in range(blocks):
@@ -236,8 +236,9 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
                     if weight[0] > 0 and found < ENOUGH:
                         found += 1
                         add_moments(
-                            moments, 0, e.poses, children * 16, e.weight, (block * e.child_types + b) * e.weights * 16 * lanes,
-                            e.offset, 0, statistics, row, weight, 0, e.edges, edge * NUMBERS, 1,
+                            moments, 0, e.poses, children * 16,
+                            e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
+                            statistics, row, weight, 0, e.edges, edge * NUMBERS, 1,
                         )  # fmt: skip
                 for i in range(16 * lanes):
                     statistics[row + i] = -moments[FIRST * lanes + i] / moments[TOTAL * lanes]
@@ -259,8 +260,8 @@ def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
 def _fit_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, again, betas, numbers
 ):
-    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], where `again`; that stays
-    where the mean is far from the centre.
+    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], where `again`; that
+    stays where the mean is far from the centre.
     """
     lanes = e.lanes
     total, excess = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(1, e.poses.dtype)
@@ -281,8 +282,8 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
 def _slopes_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, ranges, out, moments, statistics, before, betas, numbers
 ):
-    """out [N, P, blocks, 51, lanes], the slopes of the M-step that left `statistics`, from the moments of dl of the next
-    iteration; `before` are the statistics still earlier.
+    """out [N, P, blocks, 51, lanes], the slopes of the M-step that left `statistics`, from the moments of dl of the
+    next iteration; `before` are the statistics still earlier.
     """
     lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
     parents = e.parents_count * e.blocks

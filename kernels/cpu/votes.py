@@ -3,10 +3,10 @@
 A pose entry h = 4 x + q stands in row x and column q of the 4x4 matrix. Registers decide the order of the loops: two
 rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
 
-Arguments: `poses` are a child's 16 numbers; `weight`, `d` and `dv` have 16 rows for each vote, one per entry; `parent` and
+Arguments: `poses` are a child's 16 numbers; `weight` and `dv` have 16 rows for each vote, one per entry; `parent` and
 `slopes` are the statistics and the slopes of a parent's block (`layout.Statistic`, `layout.Slope`); `offset` holds 4
-numbers; all others have one row or one number for each vote. Micro-kernels whose names end in a number serve so many
-rows at once, which hide each other's latencies. Those with a `count` loop over so many edges of a parent.
+numbers; all others have one row or one number for each vote. Micro-kernels with `edges` loop over `count` edges of a
+parent, from which they know where the child, its weight and its group stand.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def _likelihoods_and_gradients(
     _each_vote(edges, count, poses, weight, offset, one)
 
 
-# The softmax over a child's parents: `count` rows of one edge, `step` apart, and sums of lanes for as many groups as there
-# are lanes
+# The softmax over a child's parents: `count` rows of one edge, `step` apart, and sums of lanes for as many groups as
+# there are lanes
 
 
 def _fill(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
@@ -371,8 +371,8 @@ def _vote_gradients(
     count: Number,
     rows_step: Number,
 ) -> None:
-    """dV = r (B + 2 C d) of the first iteration, whose d this is, and r (B + 2 C e) - 2 dl precision d of `later` others;
-    total of each edge's child += R G of the first iteration.
+    """dV = r (B + 2 C d) of the first iteration, whose d this is, and r (B + 2 C e) - 2 dl precision d of `later`
+    others; total of each edge's child += R G of the first iteration.
 
     rows: r and R of the first iteration, then r and dl of each of the others, `rows_step` apart.
     """
