@@ -36,7 +36,7 @@ CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
 
 @kernel
 def new_sums(e):  # type: ignore[no-untyped-def]
-    """Memory of a task, for groups that make whole vectors: sums by lanes [groups, lanes], and joined [groups], twice."""
+    """Memory of a task, for groups in whole vectors: sums by lanes [groups, lanes], and joined [groups], twice."""
     groups = -(-e.together * max(e.groups, e.children_count) // e.lanes) * e.lanes
     return np.empty(groups * e.lanes, e.poses.dtype), np.empty(groups, e.poses.dtype), np.empty(groups, e.poses.dtype)
 

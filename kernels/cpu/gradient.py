@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Coefficient, Edge, Edges, Slope, Statistic, array
+from tritoncaps.kernels.cpu.layout import PACKED, Coefficient, Edge, Edges, Slope, Statistic, array
 from tritoncaps.kernels.cpu.simd import next_task
 from tritoncaps.kernels.cpu.threads import run
 from tritoncaps.kernels.cpu.votes import (
@@ -78,7 +78,8 @@ def child_and_weight_gradient(
         grad_poses, grad_activations = dM.unflatten(3, (4, 4)), da
     if needs_weight:
         grad_weight = torch.empty(edges.weights, B, edges.parent_types, 4, 4, dtype=dtype)
-        run(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW))
+        grain = 1 + PACKED // (16 * edges.parent_types)
+        run(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW), grain=grain)
     return grad_poses, grad_activations, grad_weight
 
 

@@ -29,6 +29,7 @@ from tritoncaps.routing_map import Tables
 VECTOR_BYTES = 32
 WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
 TYPES_TOGETHER = 8  # at most
+PACKED = 1 << 16  # numbers of a weight whose packing is worth a thread
 DTYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int32: "=i4", torch.int64: "=i8"}
 
 
@@ -155,7 +156,7 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         blocks=blocks,
         lanes=lanes,
     )
-    run(_pack_weight_kernel, weights * child_types, found, array(weight))
+    run(_pack_weight_kernel, weights * child_types, found, array(weight), grain=1 + PACKED // (16 * parent_types))
     return found
 
 

@@ -34,7 +34,8 @@ from tritoncaps.kernels.cpu.votes import add_moments, check_centre, clear_moment
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import Fit, History
 
-CHUNKS = 32  # of parents
+CHUNKS = 32  # of parents, at most
+PARENTS = 64  # blocks of parent types that are worth a task
 RANGES = 4  # of child types, at most; each is a task for every image
 MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
 EDGES_AT_A_TIME = 64  # partial sums of so many votes, so that rounding errors do not grow with all of them
@@ -72,7 +73,7 @@ def _m_step(edges: Edges, fit: Fit, weights: int, centre: Tensor, out: Tensor, l
         for about in (statistics, array(out)):
             arrays = moments, about, again.ravel(), statistics, nothing, array(log_sum), nothing
             run(_moments_kernel, some * ranges, edges, first, ranges, weights, *arrays)
-            chunks = min(CHUNKS, some * edges.parents_count)
+            chunks = _chunks(edges, some)
             run(
                 _fit_kernel,
                 chunks,
@@ -102,7 +103,7 @@ def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
         moments, all_of_them = _new_moments(edges, some, ranges), np.empty(0, np.bool_)
         arrays = moments, statistics, all_of_them, statistics, *inputs
         run(_moments_kernel, some * ranges, edges, first, ranges, GRADIENT, *arrays)
-        chunks = min(CHUNKS, some * edges.parents_count)
+        chunks = _chunks(edges, some)
         slopes = array(history.slopes[t - 1])
         run(_slopes_kernel, chunks, edges, first, some, chunks, ranges, slopes, moments, statistics, *parents)
 
@@ -146,13 +147,18 @@ def _ranges(edges: Edges) -> tuple[int, int]:
     return ranges, max(1, MOMENTS_BYTES // max(1, ranges * moments))
 
 
+def _chunks(edges: Edges, images: int) -> int:
+    """Tasks of a kernel that goes from parent to parent."""
+    return min(CHUNKS, -(-images * edges.parents_count * edges.blocks // PARENTS))
+
+
 def _new_moments(edges: Edges, images: int, ranges: int) -> Any:
     sizes = images, ranges, edges.blocks, edges.parents_count, MOMENTS, edges.lanes
     return array(scratch("moments", sizes, torch.float32 if edges.poses.itemsize == 4 else torch.float64))
 
 
 def _run(function: Any, edges: Edges, *arguments: Any) -> None:
-    chunks = min(CHUNKS, edges.images * edges.parents_count)
+    chunks = _chunks(edges, edges.images)
     run(function, chunks, edges, 0, edges.images, chunks, *arguments)
 
 

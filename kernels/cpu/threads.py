@@ -31,13 +31,16 @@ _lock = threading.Lock()
 _torch = threading.local()  # .threads: torch's number of threads, while `torch_in_one_thread`
 
 
-def run(kernel: Any, tasks: int, edges: Edges, *arguments: Any) -> None:
-    """Call ``kernel(counter, tasks, edges, *arguments)`` in up to ``torch.get_num_threads()`` threads."""
+def run(kernel: Any, tasks: int, edges: Edges, *arguments: Any, grain: int = 1) -> None:
+    """Call ``kernel(counter, tasks, edges, *arguments)`` in up to ``torch.get_num_threads()`` threads.
+
+    ``grain`` tasks are worth waking a thread, which takes some 50 microseconds.
+    """
     if tasks == 0:
         return
     call = (np.zeros(1, np.int64), tasks, edges, *arguments)
     ready(kernel, edges.poses.dtype, call)
-    helpers = _submit(min(num_threads(), tasks) - 1, kernel, call)
+    helpers = _submit(min(num_threads(), tasks // grain) - 1, kernel, call)
     kernel(*call)
     for helper in helpers:
         if not helper.cancel():  # one that has not started would find nothing to do
