@@ -18,16 +18,15 @@ PRODUCT = 128  # dV W^T, and M^T dV
 
 
 def forward_flops(iterations: int) -> int:
-    """One M-step with uniform assignments; then, for each iteration, an E-step and an M-step that recomputes R."""
-    e_step = VOTE + QUADRATIC_FORM + EXP
-    m_step = VOTE + QUADRATIC_FORM + EXP + MOMENTS
-    return VOTE + MOMENTS + (iterations - 1) * (e_step + m_step)
+    """One M-step with uniform assignments; then, for each iteration, an E-step and an M-step."""
+    e_step, m_step = VOTE + QUADRATIC_FORM + EXP, VOTE + MOMENTS
+    return m_step + (iterations - 1) * (e_step + m_step)
 
 
 def backward_flops(iterations: int) -> int:
     """The assignments' gradient and the moments of dl, for each iteration but the first; then one sweep for dM, dW."""
     recomputed = QUADRATIC_FORM + EXP + G
-    each = (VOTE + recomputed) + (VOTE + recomputed + MOMENTS)
+    each = (VOTE + recomputed) + (VOTE + MOMENTS)
     sweep = VOTE + G + UNIFORM_VOTE_GRADIENT + (iterations - 1) * (recomputed + VOTE_GRADIENT) + 2 * PRODUCT
     return (iterations - 1) * each + sweep
 
