@@ -1,11 +1,11 @@
-"""Micro-kernels of dynamic routing: what is computed for the votes of one child in a block of images.
+"""Micro-kernels of dynamic routing: what is computed for one child, or one parent, in a block of images.
 
-A block is as many images as a vector has lanes. The vectors of votes run along the entries of a parent's pose: a pose
-of E entries is V = ceil(E / lanes) vectors, the last one filled up with zeros. A *tile* holds the poses of one parent
-type in a block of images, as V x lanes rows: vector, then image. Logits, assignments and their gradients have one row
-for each parent type and one lane for each image, so that the softmax over a child's parents needs no sums across lanes.
+A block is as many images as a vector has lanes, and all vectors run along the images of a block: a pose of E numbers is
+E vectors, a logit is one. So agreements and softmax need no sums across lanes, and a number of a matrix, which is the
+same for all images, is loaded once for the one or two blocks that a micro-kernel works on.
 
-Every micro-kernel loops over `count` parent types; sums stand in registers. A step is a distance in elements.
+Micro-kernels loop over `count` parent types; sums stand in registers. Sizes of poses, D and E, are multiples of FOUR,
+and matrices are [D, E].
 """
 
 from __future__ import annotations
@@ -15,133 +15,130 @@ from collections.abc import Callable
 from tritoncaps.kernels.cpu.loops import Number, at, for_each, looping_microkernel, number, repeat, zero
 from tritoncaps.kernels.cpu.simd import Rows, Vector, exp, fma, maximum, sum_each
 
+FOUR = 4  # as many numbers of a pose are computed at once
+
 
 def _multiply(
-    rows: int,
-    columns: int,
-    more: bool,
-    out: Callable[[int, int], Rows],
-    left: Callable[[Number, int], Rows],
-    right: Callable[[Number, int], Rows],
-    depth: Number,
-) -> None:
-    """out_rc = (out_rc if more) + sum_k left_kr right_kc: numbers on the left, vectors on the right."""
-    places = [(r, c) for r in range(rows) for c in range(columns)]
+    depth: Number, sums: list[Vector], left: Callable[[Number], list[Vector]], right: Callable[[Number], list[Vector]]
+) -> list[Vector]:
+    """sums_rc += sum_k left_kr right_kc."""
 
     def step(k: Number, sums: list[Vector]) -> list[Vector]:
-        vectors = [right(k, c)[0] for c in range(columns)]
-        numbers = [left(k, r).broadcast(0) for r in range(rows)]
-        return [fma(numbers[r], vectors[c], x) for (r, c), x in zip(places, sums, strict=True)]
+        rights = right(k)
+        pairs = [(x, y) for x in left(k) for y in rights]
+        return [fma(x, y, total) for (x, y), total in zip(pairs, sums, strict=True)]
 
-    starts = [out(r, c)[0] if more else zero(out(r, c)) for r, c in places]
-    for (r, c), x in zip(places, repeat(depth, starts, step), strict=True):
-        out(r, c)[0] = x
+    return repeat(depth, sums, step)
+
+
+def _four(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:
+    """Rows from the first of the x-th four on, for an index x (or more) as `at` takes it."""
+    *before, x = places
+    return at(rows, *before, (x, number(FOUR * rows.form.lanes)))
+
+
+def _fours(size: Number, rows: Rows) -> Number:
+    return rows.builder.sdiv(size, number(FOUR))
+
+
+def _block(size: Number, rows: Rows) -> Number:
+    """Elements of `size` numbers in a block."""
+    return rows.builder.mul(size, number(rows.form.lanes))
 
 
 def _votes(
-    images: int,
-    columns: int,
-    votes: Rows,
-    poses: Rows,
-    weight: Rows,
-    count: Number,
-    D: Number,
-    pose: Number,
-    tile: Number,
-    tile_column: Number,
-    matrix: Number,
-    matrix_column: Number,
+    blocks: int, votes: Rows, poses: Rows, weight: Rows, count: Number, D: Number, E: Number, step: Number
 ) -> None:
-    """vote_jnc = sum_d u_nd W_jdc for some images n and vectors c of a pose.
-
-    poses [images, D]; in a matrix, a row is `pose` long. Tiles and matrices have a step from type to type, and one from
-    column to column.
-    """
+    """vote_je = sum_d W_jde u_d: votes [blocks, count, E] with a step from block to block, poses [blocks, D]."""
+    matrix = weight.builder.mul(D, E)
 
     def of_type(j: Number) -> None:
-        _multiply(
-            images,
-            columns,
-            False,
-            lambda n, c: at(votes, (j, tile), (number(c), tile_column), number(n)),
-            lambda d, n: at(poses, (d, number(1)), (number(n), D)),
-            lambda d, c: at(weight, (j, matrix), (d, pose), (number(c), matrix_column)),
-            D,
-        )
+        def of_entries(x: Number) -> None:
+            sums = _multiply(
+                D,
+                [zero(votes)] * (FOUR * blocks),
+                lambda d: [at(weight, (j, matrix), (d, E), (x, number(FOUR))).broadcast(i) for i in range(FOUR)],
+                lambda d: [at(poses, (number(b), _block(D, poses)), d)[0] for b in range(blocks)],
+            )
+            for i in range(FOUR):
+                for b in range(blocks):
+                    _four(at(votes, (number(b), step), (j, _block(E, votes))), x)[i] = sums[i * blocks + b]
+
+        for_each(votes, _fours(E, votes), of_entries)
 
     for_each(votes, count, of_type)
 
 
-def _add_weight_gradient(
-    entries: int,
-    columns: int,
-    dW: Rows,
-    poses: Rows,
-    dV: Rows,
-    count: Number,
-    images: Number,
-    D: Number,
-    pose: Number,
-    tile: Number,
-    tile_column: Number,
-    matrix: Number,
-    matrix_column: Number,
+def _add_pose_gradient(
+    blocks: int, du: Rows, dV: Rows, weight: Rows, count: Number, D: Number, E: Number, step: Number
 ) -> None:
-    """dW_jdc += sum_n u_nd dV_jnc for some entries d and vectors c, in the same places."""
+    """du_d += sum_je W_jde dV_je: du [blocks, D], dV [blocks, count, E] with a step from block to block."""
+    matrix = weight.builder.mul(D, E)
+
+    def of_entries(x: Number) -> None:
+        places = [
+            (_four(at(du, (number(b), _block(D, du))), x), i) for i in range(FOUR) for b in range(blocks)
+        ]
+
+        def of_type(j: Number, sums: list[Vector]) -> list[Vector]:
+            rows = at(weight, (j, matrix), (x, weight.builder.mul(E, number(FOUR))))
+            return _multiply(
+                E,
+                sums,
+                lambda k: [at(rows, (number(i), E), (k, number(1))).broadcast(0) for i in range(FOUR)],
+                lambda k: [at(dV, (number(b), step), (j, _block(E, dV)), k)[0] for b in range(blocks)],
+            )
+
+        sums = repeat(count, [rows[i] for rows, i in places], of_type)
+        for (rows, i), total in zip(places, sums, strict=True):
+            rows[i] = total
+
+    for_each(du, _fours(D, du), of_entries)
+
+
+def _add_weight_gradient(
+    dW: Rows, poses: Rows, dV: Rows, count: Number, blocks: Number, D: Number, E: Number, step: Number
+) -> None:
+    """dW_jde += sum over images of u_d dV_je: poses [blocks, D], dV [blocks, count, E] with a step between blocks.
+
+    Two rows of four entries at a time: eight sums, whose lanes are added up at the end.
+    """
+    lanes, two = dW.form.lanes, number(2)
 
     def of_type(j: Number) -> None:
-        _multiply(
-            entries,
-            columns,
-            True,
-            lambda d, c: at(dW, (j, matrix), (number(d), pose), (number(c), matrix_column)),
-            lambda n, d: at(poses, (n, D), (number(d), number(1))),
-            lambda n, c: at(dV, (j, tile), (number(c), tile_column), n),
-            images,
-        )
+        def of_rows(y: Number) -> None:
+            def of_entries(x: Number) -> None:
+                sums = _multiply(
+                    blocks,
+                    [zero(dW)] * (2 * FOUR),
+                    lambda n: [at(poses, (n, _block(D, poses)), (y, number(2 * lanes)))[i] for i in range(2)],
+                    lambda n: [_four(at(dV, (n, step), (j, _block(E, dV))), x)[i] for i in range(FOUR)],
+                )
+                rows = at(dW, (j, dW.builder.mul(D, E)), (y, dW.builder.mul(E, two)), (x, number(FOUR)))
+                for first in range(0, 2 * FOUR, lanes):
+                    total = sum_each(sums[first : first + lanes])
+                    for lane in range(0, lanes, FOUR):
+                        at(rows, (number((first + lane) // FOUR), E)).add_lanes(total, range(lane, lane + FOUR))
+
+            for_each(dW, _fours(E, dW), of_entries)
+
+        for_each(dW, dW.builder.sdiv(D, two), of_rows)
 
     for_each(dW, count, of_type)
 
 
-def _add_pose_gradient(du: Rows, dV: Rows, weight: Rows, count: Number, row: Number) -> None:
-    """du_n += sum_k dV_nk W^T_k over the entries k of `count` tiles of one vector each, in a block of images.
-
-    du [lanes, row] and weight, the transposed matrices, [count, lanes, row]: vectors run along the child's pose.
-    """
-    lanes = dV.form.lanes
-    block = dV.builder.mul(row, number(lanes))
-
-    def of_vector(x: Number, sums: list[Vector]) -> list[Vector]:
-        tile = at(dV, (x, number(lanes**2)))
-        for i in range(lanes):
-            w = at(weight, (x, block), (number(i), row))[0]
-            sums = [fma(tile.broadcast(n * lanes + i), w, total) for n, total in enumerate(sums)]
-        return sums
-
-    rows = [at(du, (number(n), row)) for n in range(lanes)]
-    for place, x in zip(rows, repeat(count, [place[0] for place in rows], of_vector), strict=True):
-        place[0] = x
-
-
-def _set_logits(logits: Rows, priors: Rows, count: Number, step: Number) -> None:
-    """logit_jn = prior_j."""
+def _agreements(
+    out: Rows, start: Rows, votes: Rows, parents: Rows, count: Number, start_step: Number, E: Number
+) -> None:
+    """out_j = start_j + vote_j . parent_j."""
 
     def of_type(j: Number) -> None:
-        at(logits, j)[0] = at(priors, (j, step)).broadcast(0)
+        def products(x: Number, sums: list[Vector]) -> list[Vector]:
+            vote, parent = (_four(at(rows, (j, _block(E, rows))), x) for rows in (votes, parents))
+            return [fma(vote[i], parent[i], total) for i, total in enumerate(sums)]
 
-    for_each(logits, count, of_type)
-
-
-def _add_agreements(columns: int, out: Rows, votes: Rows, parents: Rows, count: Number, tile: Number) -> None:
-    """out_jn += vote_jn . parent_jn over some vectors of a pose."""
-    lanes = votes.form.lanes
-
-    def of_type(j: Number) -> None:
-        x, y = at(votes, (j, tile)), at(parents, (j, tile))
-        sums = [x[n] * y[n] for n in range(lanes)]
-        for row in range(lanes, columns * lanes):
-            sums[row % lanes] = fma(x[row], y[row], sums[row % lanes])
-        at(out, j)[0] = at(out, j)[0] + sum_each(sums)
+        a, b, c, d = repeat(_fours(E, out), [zero(out)] * FOUR, products)
+        at(out, j)[0] = at(start, (j, start_step)).broadcast(0) + ((a + b) + (c + d))
 
     for_each(out, count, of_type)
 
@@ -184,55 +181,43 @@ def _softmax_gradient(dl: Rows, R: Rows, G: Rows, count: Number) -> None:
     for_each(dl, count, of_type)
 
 
-def _add_weighted(columns: int, out: Rows, votes: Rows, R: Rows, count: Number, tile: Number) -> None:
-    """out_jn += R_jn vote_jn for some vectors of a pose."""
+def _weighted(more: int, out: Rows, x: Rows, R: Rows, count: Number, E: Number) -> None:
+    """out_j = (out_j if more) + R_j x_j."""
 
     def of_type(j: Number) -> None:
-        place, vote = at(out, (j, tile)), at(votes, (j, tile))
-        for n in range(out.form.lanes):
-            weight = at(R, j).broadcast(n)
-            for row in range(n, columns * out.form.lanes, out.form.lanes):
-                place[row] = fma(weight, vote[row], place[row])
+        weight = at(R, j)[0]
+
+        def of_entries(k: Number) -> None:
+            to, vector = (_four(at(rows, (j, _block(E, rows))), k) for rows in (out, x))
+            for i in range(FOUR):
+                to[i] = fma(weight, vector[i], to[i]) if more else weight * vector[i]
+
+        for_each(out, _fours(E, out), of_entries)
 
     for_each(out, count, of_type)
 
 
-def _set_weighted(columns: int, out: Rows, g: Rows, R: Rows, count: Number, tile: Number) -> None:
-    """out_jn = R_jn g_jn for some vectors of a pose."""
+def _add_vote_gradient(out: Rows, g: Rows, R: Rows, q: Rows, dl: Rows, count: Number, E: Number) -> None:
+    """out_j += R_j g_j + dl_j q_j."""
 
     def of_type(j: Number) -> None:
-        for n in range(out.form.lanes):
-            weight = at(R, j).broadcast(n)
-            for row in range(n, columns * out.form.lanes, out.form.lanes):
-                at(out, (j, tile))[row] = weight * at(g, (j, tile))[row]
+        weight, gradient = at(R, j)[0], at(dl, j)[0]
+
+        def of_entries(k: Number) -> None:
+            to, slope, agreed = (_four(at(rows, (j, _block(E, rows))), k) for rows in (out, g, q))
+            for i in range(FOUR):
+                to[i] = fma(gradient, agreed[i], fma(weight, slope[i], to[i]))
+
+        for_each(out, _fours(E, out), of_entries)
 
     for_each(out, count, of_type)
 
 
-def _add_vote_gradient(
-    columns: int, out: Rows, g: Rows, R: Rows, q: Rows, dl: Rows, count: Number, tile: Number
-) -> None:
-    """out_jn += R_jn g_jn + dl_jn q_jn for some vectors of a pose."""
-
-    def of_type(j: Number) -> None:
-        place, slope, agreed = (at(rows, (j, tile)) for rows in (out, g, q))
-        for n in range(out.form.lanes):
-            weight, gradient = at(R, j).broadcast(n), at(dl, j).broadcast(n)
-            for row in range(n, columns * out.form.lanes, out.form.lanes):
-                place[row] = fma(gradient, agreed[row], fma(weight, slope[row], place[row]))
-
-    for_each(out, count, of_type)
-
-
-votes_4x2, votes_4x1, votes_1x1 = (looping_microkernel(_votes, *sizes) for sizes in ((4, 2), (4, 1), (1, 1)))
-add_weight_gradient_4x2, add_weight_gradient_4x1, add_weight_gradient_1x1 = (
-    looping_microkernel(_add_weight_gradient, *sizes) for sizes in ((4, 2), (4, 1), (1, 1))
-)
-add_pose_gradient = looping_microkernel(_add_pose_gradient)
-set_logits = looping_microkernel(_set_logits)
-add_agreements_2, add_agreements_1 = (looping_microkernel(_add_agreements, columns) for columns in (2, 1))
+votes_1, votes_2 = (looping_microkernel(_votes, blocks) for blocks in (1, 2))
+add_pose_gradient_1, add_pose_gradient_2 = (looping_microkernel(_add_pose_gradient, blocks) for blocks in (1, 2))
+add_weight_gradient = looping_microkernel(_add_weight_gradient)
+agreements = looping_microkernel(_agreements)
 softmax = looping_microkernel(_softmax)
 softmax_gradient = looping_microkernel(_softmax_gradient)
-add_weighted_2, add_weighted_1 = (looping_microkernel(_add_weighted, columns) for columns in (2, 1))
-set_weighted_2, set_weighted_1 = (looping_microkernel(_set_weighted, columns) for columns in (2, 1))
-add_vote_gradient_2, add_vote_gradient_1 = (looping_microkernel(_add_vote_gradient, columns) for columns in (2, 1))
+set_weighted, add_weighted = (looping_microkernel(_weighted, more) for more in (0, 1))
+add_vote_gradient = looping_microkernel(_add_vote_gradient)
