@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tritoncaps.kernels.cpu.compiling import kernel, part
+from tritoncaps.kernels.cpu.compiling import inlined, kernel
 from tritoncaps.kernels.cpu.layout import array
 from tritoncaps.kernels.cpu.simd import VECTOR_BYTES, next_task
 from tritoncaps.kernels.cpu.squash import product_of, square_of, squash_factor, squash_slope
@@ -36,13 +36,12 @@ from tritoncaps.kernels.cpu.vector_votes import (
     FOUR,
     add_pose_gradient_1,
     add_pose_gradient_2,
-    add_vote_gradient,
     add_weight_gradient,
     add_weighted,
-    agreements,
-    set_weighted,
+    set_rows,
     softmax,
     softmax_gradient,
+    vote_gradient,
     votes_1,
     votes_2,
 )
@@ -57,10 +56,7 @@ TASKS = 16  # of a sweep for each thread, if there are as many images
 MATRICES = 2**15  # numbers of the matrices that a sweep uses for some images before it goes to the next ones
 PACKED = 32  # children of a task that packs poses
 PARTS = 32  # of the last sweep, about: parts of the child types times parts of the images
-GROUP = 8  # blocks of images whose vote gradients the last sweep keeps, to sum up dW
-
-# What the agreements of an iteration are: none yet, constants, or functions of the iterations before.
-FIRST, CONSTANT, VARIABLE = 0, 1, 2
+GROUP = 4  # blocks of images whose vote gradients the last sweep keeps, to sum up dW
 
 
 class VectorEdges(NamedTuple):
@@ -70,7 +66,7 @@ class VectorEdges(NamedTuple):
     What belongs to parents is a *state*: [blocks, P, C, E, lanes], zero where it is filled up.
     """
 
-    poses: NDArray  # [B, L, blocks, D, lanes]
+    poses: NDArray  # [blocks, B, L, D, lanes]
     weight: NDArray  # [K, B, C, D, E]
     priors: NDArray  # [K, B, C]
     rival: NDArray  # [1]: the logit of the parent that is none of the above, or the lowest number
@@ -102,10 +98,9 @@ def forward(
     e = _edges(poses, weight, priors, tables, options)
     shape = (e.images, e.parents, e.parent_types, e.given_entries)
     sums, out = poses.new_empty(options.iterations, *shape), poses.new_empty(shape)
-    q = scratch("dynamic q", _state(e), poses.dtype)
-    none = array(poses.new_empty(0))
+    q = scratch("dynamic q", (1, *_state(e)), poses.dtype)
     for t in range(options.iterations):
-        parts = _sweep(e, array(q) if t else none, none, poses.dtype)
+        parts = _sweep(e, q[: min(t, 1)])
         run(_squash_kernel, e.blocks, e, len(parts), t == 0, array(parts), array(sums[t]), array(q), array(out))
     return sums, out
 
@@ -124,22 +119,19 @@ def backward(
     asks for, as they were given."""
     e = _edges(poses, weight, priors, tables, options)
     iterations, dtype = options.iterations, poses.dtype
-    q = scratch("dynamic qs", (iterations, *_state(e)), dtype)
-    g = scratch("dynamic gs", (iterations, *_state(e)), dtype)
+    states = scratch("dynamic states", (iterations, 2, *_state(e)), dtype)  # q and g
     dv = scratch("dynamic dv", grad.shape, dtype).copy_(grad)
     none = grad.new_empty(0)
-    run(_agreed_kernel, e.blocks, e, iterations, array(sums), array(q))
-    run(_squash_gradient_kernel, e.blocks, e, 0, array(none), array(sums[-1]), array(dv), array(g[-1]))
+    run(_agreed_kernel, e.blocks, e, iterations, array(sums), array(states))
+    run(_squash_gradient_kernel, e.blocks, e, 0, array(none), array(sums[-1]), array(dv), array(states[-1, 1]))
     if options.gradient == "last":
-        kind = CONSTANT if iterations > 1 else FIRST
-        return _last_sweep(e, q[-1:], g[-1:], [kind], needs, poses, weight)
+        return _last_sweep(e, states[-1:], iterations == 1, needs, poses, weight)
     dv.zero_()  # what was given is the gradient of the last v; that of the others comes from agreements alone
     for t in reversed(range(1, iterations)):
-        parts = _sweep(e, array(q[t]), array(g[t]), dtype)
-        states = (array(x) for x in (parts, sums[t - 1], dv, g[t - 1]))
-        run(_squash_gradient_kernel, e.blocks, e, len(parts), *states)
-    kinds = [FIRST] + [VARIABLE] * (iterations - 1)
-    return _last_sweep(e, q, g, kinds, needs, poses, weight)
+        parts = _sweep(e, states[t])
+        given = (array(x) for x in (parts, sums[t - 1], dv, states[t - 1, 1]))
+        run(_squash_gradient_kernel, e.blocks, e, len(parts), *given)
+    return _last_sweep(e, states, True, needs, poses, weight)
 
 
 def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables, options: Options) -> VectorEdges:
@@ -155,7 +147,7 @@ def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables,
     if priors is None:
         priors = scratch("dynamic priors", (weights, child_types, parent_types), poses.dtype).zero_()
     rival = 0.0 if options.none_of_the_above else torch.finfo(poses.dtype).min
-    packed = scratch("dynamic poses", (child_types, children, blocks, depth, lanes), poses.dtype)
+    packed = scratch("dynamic poses", (blocks, child_types, children, depth, lanes), poses.dtype)
     e = VectorEdges(
         poses=array(packed),
         weight=array(weight),
@@ -177,7 +169,7 @@ def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables,
         given_depth=given_depth,
         given_entries=given_entries,
     )
-    run(_pack_kernel, -(-child_types * children // PACKED), e, array(poses), e.poses)
+    run(_pack_kernel, _packing_tasks(e), e, array(poses), e.poses)
     return e
 
 
@@ -201,25 +193,29 @@ def _state(e: VectorEdges) -> tuple[int, ...]:
     return e.blocks, e.parents, e.parent_types, e.entries, e.lanes
 
 
-def _sweep(e: VectorEdges, q: Any, g: Any, dtype: torch.dtype) -> Tensor:
-    """States whose sum is s (or, with g, dq), one for each chunk of the children."""
+def _packing_tasks(e: VectorEdges) -> int:
+    return e.blocks * -(-e.child_types * e.children // PACKED)
+
+
+def _sweep(e: VectorEdges, states: Tensor) -> Tensor:
+    """States whose sum is s, one for each chunk of the children; of states [q, g], the sum is dq."""
     children, numbers = e.child_types * e.children, math.prod(_state(e)[1:4])
     chunks = min(CHUNKS, max(FEWEST_CHUNKS, CHUNK_NUMBERS // numbers), -(-children // 8))
     image_parts = min(-(-e.blocks // 2), -(-TASKS * num_threads() // chunks))
-    parts = scratch("dynamic sums", (chunks, *_state(e)), dtype)
-    run(_sweep_kernel, chunks * image_parts, e, chunks, image_parts, array(parts), q, g)
+    parts = scratch("dynamic sums", (chunks, *_state(e)), states.dtype)
+    run(_sweep_kernel, chunks * image_parts, e, chunks, image_parts, array(parts), array(states), len(states))
     return parts
 
 
 def _last_sweep(
     e: VectorEdges,
-    q: Tensor,
-    g: Tensor,
-    kinds: list[int],
+    states: Tensor,
+    from_first: bool,
     needs: tuple[bool, bool, bool],
     poses: Tensor,
     weight: Tensor,
 ) -> Gradients:
+    """The gradients, from states [iterations, (q, g)]; is the first of them the first of all, without agreements?"""
     needs_poses, needs_weight, needs_priors = needs
     # decide the order of the sum over images, so they must not depend on threads
     type_parts, image_parts = min(e.child_types, PARTS), min(-(-e.blocks // 2), -(-PARTS // e.child_types))
@@ -236,15 +232,15 @@ def _last_sweep(
         type_parts * image_parts,
         e,
         image_parts,
-        np.array(kinds),
-        array(q),
-        array(g),
+        len(states),
+        from_first,
+        array(states),
         array(du),
         array(dW),
         array(db),
     )
     if needs_poses:
-        run(_unpack_kernel, -(-e.child_types * e.children // PACKED), e, array(du), array(grad_poses))
+        run(_unpack_kernel, _packing_tasks(e), e, array(du), array(grad_poses))
     if needs_weight and not owned:
         grad_weight.copy_(dW.sum(dim=0)[..., : e.given_depth, : e.given_entries])
     return Gradients(
@@ -256,117 +252,116 @@ def _last_sweep(
 
 @kernel
 def _pack_kernel(counter, tasks, e, given, packed):  # type: ignore[no-untyped-def]
-    """packed [B, L, blocks, D, lanes] from [N, B, L, D]; a task owns some children."""
+    """packed [blocks, B, L, D, lanes] from [N, B, L, D]; a task owns some children in a block."""
     children, D, lanes = e.child_types * e.children, e.depth, e.lanes
     task = next_task(counter)
     while task < tasks:
-        for block in range(e.blocks):
-            for child in range(task * PACKED, min((task + 1) * PACKED, children)):
-                at = (child * e.blocks + block) * D * lanes
-                if e.images < (block + 1) * lanes or e.given_depth < D:
-                    packed[at : at + D * lanes] = 0
-                for n in range(min(lanes, e.images - block * lanes)):
-                    source = ((block * lanes + n) * children + child) * e.given_depth
-                    for d in range(e.given_depth):
-                        packed[at + d * lanes + n] = given[source + d]
+        block, first = task % e.blocks, task // e.blocks * PACKED
+        images = min(lanes, e.images - block * lanes)
+        for child in range(first, min(first + PACKED, children)):
+            at = (block * children + child) * D * lanes
+            if images < lanes or e.given_depth < D:
+                packed[at : at + D * lanes] = 0
+            for n in range(images):
+                source = ((block * lanes + n) * children + child) * e.given_depth
+                for d in range(e.given_depth):
+                    packed[at + d * lanes + n] = given[source + d]
         task = next_task(counter)
 
 
 @kernel
 def _unpack_kernel(counter, tasks, e, packed, out):  # type: ignore[no-untyped-def]
-    """out [N, B, L, D] from [B, L, blocks, D, lanes]; a task owns some children."""
+    """out [N, B, L, D] from [blocks, B, L, D, lanes]; a task owns some children in a block."""
     children, D, lanes = e.child_types * e.children, e.depth, e.lanes
     task = next_task(counter)
     while task < tasks:
-        for block in range(e.blocks):
-            for child in range(task * PACKED, min((task + 1) * PACKED, children)):
-                at = (child * e.blocks + block) * D * lanes
-                for n in range(min(lanes, e.images - block * lanes)):
-                    to = ((block * lanes + n) * children + child) * e.given_depth
-                    for d in range(e.given_depth):
-                        out[to + d] = packed[at + d * lanes + n]
+        block, first = task % e.blocks, task // e.blocks * PACKED
+        for n in range(min(lanes, e.images - block * lanes)):
+            for child in range(first, min(first + PACKED, children)):
+                at = (block * children + child) * D * lanes + n
+                to = ((block * lanes + n) * children + child) * e.given_depth
+                for d in range(e.given_depth):
+                    out[to + d] = packed[at + d * lanes]
         task = next_task(counter)
 
 
 @kernel
-def _sweep_kernel(counter, tasks, e, chunks, image_parts, sums, q, g):  # type: ignore[no-untyped-def]
-    """sums [chunks, state] from states q and g: s, or dq if there is a g. Without q, b = priors.
+def _sweep_kernel(counter, tasks, e, chunks, image_parts, sums, states, several):  # type: ignore[no-untyped-def]
+    """sums [chunks, state] from states: none in the first iteration, [q] for s, [q, g] for dq.
 
     A task owns a chunk of the children and a part of the images.
     """
-    rows = e.degree * e.parent_types * e.lanes  # of a child in a block
-    votes = np.empty(2 * rows * e.entries, e.poses.dtype)
-    logits, R, dl = np.empty(2 * rows, e.poses.dtype), np.empty(2 * rows, e.poses.dtype), np.empty(2 * rows, e.poses.dtype)
-    children, pairs = e.child_types * e.children, (e.blocks + 1) // 2
-    state = e.parents * e.parent_types * e.entries * e.lanes  # of a block
-    several = max(1, MATRICES // (e.degree * e.parent_types * e.depth * e.entries))
-    kind = FIRST if len(q) == 0 else CONSTANT
+    rows = e.degree * e.parent_types * e.lanes
+    votes, pairs = np.empty(2 * rows * e.entries, e.poses.dtype), np.empty(4 * rows, e.poses.dtype)
+    children, state = e.child_types * e.children, e.parents * e.parent_types * e.entries * e.lanes
+    near = max(1, MATRICES // (e.degree * e.parent_types * e.depth * e.entries))
     task = next_task(counter)
     while task < tasks:
         chunk, part = task // image_parts, task % image_parts
-        first_block = 2 * (pairs * part // image_parts)
-        last_block = min(e.blocks, 2 * (pairs * (part + 1) // image_parts))
+        first_block, last_block = _blocks_of(e, part, image_parts)
         base = chunk * e.blocks * state
         sums[base + first_block * state : base + last_block * state] = 0
         last_child = children * (chunk + 1) // chunks
-        for first_child in range(children * chunk // chunks, last_child, several):
+        for first_child in range(children * chunk // chunks, last_child, near):
             for block in range(first_block, last_block, 2):
                 blocks = min(2, last_block - block)
-                for child in range(first_child, min(first_child + several, last_child)):
+                for child in range(first_child, min(first_child + near, last_child)):
                     b, c = child // e.children, child % e.children
-                    _votes(e, b, c, block, blocks, votes)
-                    _assignments(e, b, c, block, blocks, votes, kind, q, 0, logits, R)
-                    if len(g) > 0:
-                        _slopes(e, c, block, blocks, votes, g, 0, logits, R, dl)
-                        _add_to_parents(e, c, block, blocks, votes, dl, sums, base)
-                    else:
-                        _add_to_parents(e, c, block, blocks, votes, R, sums, base)
+                    _begin(e, b, c, blocks, max(1, several), pairs)
+                    _votes(e, b, c, block, blocks, states, 0, several, votes, pairs)
+                    _normalize(e, c, blocks, 1, several > 1, pairs)
+                    _add_to_parents(e, c, block, blocks, votes, pairs, 2 * rows if several > 1 else 0, sums, base)
         task = next_task(counter)
 
 
 @kernel
-def _gradient_kernel(counter, tasks, e, image_parts, kinds, q, g, du, dW, db):  # type: ignore[no-untyped-def]
-    """du like the poses, dW [image_parts, K, B, C, D, E], db [image_parts, K, B, C] from q and g [T, state].
+def _gradient_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, image_parts, iterations, from_first, states, du, dW, db
+):
+    """du like the poses, dW [image_parts, K, B, C, D, E], db [image_parts, K, B, C] from states [iterations, (q, g)].
 
     Arrays of no size are not asked for. A task owns some child types and a part of the images.
     """
-    rows, pairs = e.degree * e.parent_types * e.lanes, (e.blocks + 1) // 2
-    tile, state = rows * e.entries, e.blocks * e.parents * e.parent_types * e.entries * e.lanes
+    rows = e.degree * e.parent_types * e.lanes
+    tile, type_parts = rows * e.entries, tasks // image_parts
     votes, dV = np.empty(2 * tile, e.poses.dtype), np.empty(GROUP * tile, e.poses.dtype)
-    logits, R, dl = np.empty(2 * rows, e.poses.dtype), np.empty(2 * rows, e.poses.dtype), np.empty(2 * rows, e.poses.dtype)
-    type_parts = tasks // image_parts
+    pairs = np.empty(4 * iterations * rows, e.poses.dtype)
+    unused = 2 if from_first and len(db) == 0 else 0  # states: q is zero and G serves the priors only
     task = next_task(counter)
     while task < tasks:
         type_part, part = task // image_parts, task % image_parts
-        first, last = e.child_types * type_part // type_parts, e.child_types * (type_part + 1) // type_parts
-        first_block = 2 * (pairs * part // image_parts)
-        last_block = min(e.blocks, 2 * (pairs * (part + 1) // image_parts))
+        first_type, last_type = e.child_types * type_part // type_parts, e.child_types * (type_part + 1) // type_parts
+        first_block, last_block = _blocks_of(e, part, image_parts)
         for k in range(part * e.weights, (part + 1) * e.weights):
-            _zero_types(e, k, first, last, dW, e.depth * e.entries)
-            _zero_types(e, k, first, last, db, 1)
+            _zero_types(e, k, first_type, last_type, dW, e.depth * e.entries)
+            _zero_types(e, k, first_type, last_type, db, 1)
         for start in range(first_block, last_block, GROUP):
-            group = min(GROUP, last_block - start)
-            for child in range(first * e.children, last * e.children):
+            end = min(start + GROUP, last_block)
+            for child in range(first_type * e.children, last_type * e.children):
                 b, c = child // e.children, child % e.children
-                for block in range(start, start + group, 2):
-                    blocks = min(2, start + group - block)
-                    place = (block - start) * tile
-                    _votes(e, b, c, block, blocks, votes)
-                    for t in range(len(kinds)):
-                        _assignments(e, b, c, block, blocks, votes, kinds[t], q, t * state, logits, R)
-                        if kinds[t] == VARIABLE or len(db) > 0:
-                            _slopes(e, c, block, blocks, votes, g, t * state, logits, R, dl)
-                        if len(db) > 0:
-                            _add_priors_gradient(e, b, c, block, blocks, dl, db, part)
-                        _add_vote_gradient(e, c, block, blocks, dV, place, t, kinds[t], q, g, t * state, R, dl)
+                for block in range(start, end, 2):
+                    blocks, place = min(2, end - block), (block - start) * tile
+                    _begin(e, b, c, blocks, 2 * iterations, pairs)
+                    _votes(e, b, c, block, blocks, states, unused, 2 * iterations - unused, votes, pairs)
+                    _normalize(e, c, blocks, iterations, True, pairs)
+                    if len(db) > 0:
+                        _add_priors_gradient(e, b, c, block, blocks, iterations, pairs, db, part)
+                    _vote_gradient(e, c, block, blocks, iterations, states, pairs, dV, place)
                     if len(du) > 0:
                         _pose_gradient(e, b, c, block, blocks, dV, place, du)
                 if len(dW) > 0:
-                    _add_weight_gradient(e, b, c, start, group, dV, dW, part)
+                    _add_weight_gradient(e, b, c, start, end - start, dV, dW, part)
         task = next_task(counter)
 
 
-@part
+@inlined
+def _blocks_of(e, part, parts):  # type: ignore[no-untyped-def]
+    """The first and the last block, exclusive, of a part of the images: whole pairs of blocks, if there are."""
+    pairs = (e.blocks + 1) // 2
+    return 2 * (pairs * part // parts), min(e.blocks, 2 * (pairs * (part + 1) // parts))
+
+
+@inlined
 def _zero_types(e, k, first, last, out, size):  # type: ignore[no-untyped-def]
     """out [..., B, C, size] = 0 for some child types, if there is an out."""
     if len(out) > 0:
@@ -374,125 +369,136 @@ def _zero_types(e, k, first, last, out, size):  # type: ignore[no-untyped-def]
         out[(k * e.child_types + first) * numbers : (k * e.child_types + last) * numbers] = 0
 
 
-@part
-def _votes(e, b, c, block, blocks, votes):  # type: ignore[no-untyped-def]
-    """votes [2, degree, C, E, lanes] of a child in one or two blocks."""
-    C, D, E = e.parent_types, e.depth, e.entries
-    pose, tile = E * e.lanes, e.degree * C * E * e.lanes
-    u = ((b * e.children + c) * e.blocks + block) * D * e.lanes
+@inlined
+def _pose(e, b, c, block):  # type: ignore[no-untyped-def]
+    """Where a child's pose begins in a block."""
+    return ((block * e.child_types + b) * e.children + c) * e.depth * e.lanes
+
+
+@inlined
+def _parent(e, edge, block):  # type: ignore[no-untyped-def]
+    """Where an edge's parents begin in a state."""
+    return (block * e.parents + e.parent_of[edge]) * e.parent_types * e.entries * e.lanes
+
+
+@inlined
+def _matrices(e, edge, b, part):  # type: ignore[no-untyped-def]
+    """The number of the first of an edge's C matrices, or priors, in a part of the sum over images."""
+    return ((part * e.weights + e.weight_of[edge]) * e.child_types + b) * e.parent_types
+
+
+@inlined
+def _begin(e, b, c, blocks, several, pairs):  # type: ignore[no-untyped-def]
+    """pairs [iterations, (logits, G), 2, degree, C, lanes]: logits = priors, G = 0, for the first `several` of them."""
+    C, rows = e.parent_types, e.degree * e.parent_types * e.lanes
+    for k in range(several):
+        for n in range(blocks):
+            for edge in range(e.start[c], e.start[c + 1]):
+                at = (2 * k + n) * rows + (edge - e.start[c]) * C * e.lanes
+                if k % 2 == 0:
+                    set_rows(pairs, at, e.priors, _matrices(e, edge, b, 0), C, 1)
+                else:
+                    set_rows(pairs, at, e.nothing, 0, C, 0)
+
+
+@inlined
+def _votes(e, b, c, block, blocks, states, first, several, votes, pairs):  # type: ignore[no-untyped-def]
+    """votes [2, degree, C, E, lanes] in one or two blocks, and pairs += votes . states for some of the states."""
+    C, D, E, rows = e.parent_types, e.depth, e.entries, e.degree * e.parent_types * e.lanes
+    pose_step, state_block = _pose(e, 0, 0, 1), e.parents * C * E * e.lanes
+    state_step = e.blocks * state_block
+    u = _pose(e, b, c, block)
     for edge in range(e.start[c], e.start[c + 1]):
-        out = (edge - e.start[c]) * C * pose
-        weight = (e.weight_of[edge] * e.child_types + b) * C * D * E
+        at = (edge - e.start[c]) * C * e.lanes
+        vote, pair, state = at * E, 2 * first * rows + at, first * state_step + _parent(e, edge, block)
+        weight = _matrices(e, edge, b, 0) * D * E
         if blocks == 2:
-            votes_2(votes, out, e.poses, u, e.weight, weight, C, D, E, tile)
+            votes_2(
+                votes, vote, pairs, pair, e.poses, u, e.weight, weight, states, state,
+                several, C, D, E, rows, pose_step, state_step, state_block,
+            )  # fmt: skip
         else:
-            votes_1(votes, out, e.poses, u, e.weight, weight, C, D, E, tile)
+            votes_1(
+                votes, vote, pairs, pair, e.poses, u, e.weight, weight, states, state,
+                several, C, D, E, rows, pose_step, state_step, state_block,
+            )  # fmt: skip
 
 
-@part
-def _assignments(e, b, c, block, blocks, votes, kind, q, at, logits, R):  # type: ignore[no-untyped-def]
-    """R [2, degree, C, lanes] from priors and, after the first iteration, the agreement of votes and q."""
-    C, lanes = e.parent_types, e.lanes
-    entries = 0 if kind == FIRST else e.entries
-    rows = e.degree * C * lanes
+@inlined
+def _normalize(e, c, blocks, iterations, slopes, pairs):  # type: ignore[no-untyped-def]
+    """In place: logits become R, and G becomes dl if there are slopes."""
+    rows, edges = e.degree * e.parent_types * e.lanes, e.start[c + 1] - e.start[c]
+    rivals = e.parent_types * (1 if e.local else max(1, edges))
+    for t in range(iterations):
+        for n in range(blocks):
+            first = (4 * t + n) * rows
+            for at in range(first, first + edges * e.parent_types * e.lanes, rivals * e.lanes):
+                softmax(pairs, at, pairs, at, e.rival, 0, rivals)
+                if slopes:
+                    softmax_gradient(pairs, at + 2 * rows, pairs, at, pairs, at + 2 * rows, rivals)
+
+
+@inlined
+def _add_to_parents(e, c, block, blocks, votes, pairs, first, sums, base):  # type: ignore[no-untyped-def]
+    """The state sums[base :] += pairs[first :] votes."""
+    C, rows = e.parent_types, e.degree * e.parent_types * e.lanes
     for n in range(blocks):
         for edge in range(e.start[c], e.start[c + 1]):
-            i = n * rows + (edge - e.start[c]) * C * lanes
-            prior = (e.weight_of[edge] * e.child_types + b) * C
-            parent = at + ((block + n) * e.parents + e.parent_of[edge]) * C * e.entries * lanes
-            agreements(logits, i, e.priors, prior, votes, i * e.entries, q, parent, C, 1, entries)
-        count = _rivals(e, c)
-        for i in range(n * rows, n * rows + (e.start[c + 1] - e.start[c]) * C * lanes, count * lanes):
-            softmax(R, i, logits, i, e.rival, 0, count)
+            at = n * rows + (edge - e.start[c]) * C * e.lanes
+            to = base + _parent(e, edge, block + n)
+            add_weighted(sums, to, votes, at * e.entries, pairs, first + at, C, e.entries)
 
 
-@part
-def _rivals(e, c):  # type: ignore[no-untyped-def]
-    """How many parents compete: all of the child, or the types of each parent location."""
-    return e.parent_types * (1 if e.local else max(1, e.start[c + 1] - e.start[c]))
-
-
-@part
-def _slopes(e, c, block, blocks, votes, g, at, G, R, dl):  # type: ignore[no-untyped-def]
-    """dl [2, degree, C, lanes] from R and the slopes G = u_hat . g of the loss in R."""
-    C, lanes = e.parent_types, e.lanes
-    rows = e.degree * C * lanes
+@inlined
+def _vote_gradient(e, c, block, blocks, iterations, states, pairs, dV, place):  # type: ignore[no-untyped-def]
+    """dV[place :], like votes."""
+    C, E, rows = e.parent_types, e.entries, e.degree * e.parent_types * e.lanes
+    state_step = e.blocks * e.parents * C * E * e.lanes
     for n in range(blocks):
         for edge in range(e.start[c], e.start[c + 1]):
-            i = n * rows + (edge - e.start[c]) * C * lanes
-            parent = at + ((block + n) * e.parents + e.parent_of[edge]) * C * e.entries * lanes
-            agreements(G, i, e.nothing, 0, votes, i * e.entries, g, parent, C, 0, e.entries)
-        count = _rivals(e, c)
-        for i in range(n * rows, n * rows + (e.start[c + 1] - e.start[c]) * C * lanes, count * lanes):
-            softmax_gradient(dl, i, R, i, G, i, count)
+            at = n * rows + (edge - e.start[c]) * C * e.lanes
+            state = _parent(e, edge, block + n)
+            vote_gradient(dV, place + at * E, pairs, at, states, state, iterations, C, E, rows, state_step)
 
 
-@part
-def _add_to_parents(e, c, block, blocks, votes, R, sums, base):  # type: ignore[no-untyped-def]
-    """The state sums[base :] += R votes."""
+@inlined
+def _add_priors_gradient(e, b, c, block, blocks, iterations, pairs, db, part):  # type: ignore[no-untyped-def]
+    """db [image_parts, K, B, C] += sum over iterations and images of dl."""
     C, lanes = e.parent_types, e.lanes
-    for n in range(blocks):
-        for edge in range(e.start[c], e.start[c + 1]):
-            i = (n * e.degree + edge - e.start[c]) * C * lanes
-            parent = base + ((block + n) * e.parents + e.parent_of[edge]) * C * e.entries * lanes
-            add_weighted(sums, parent, votes, i * e.entries, R, i, C, e.entries)
+    for t in range(iterations):
+        for n in range(blocks):
+            images = min(lanes, e.images - (block + n) * lanes)
+            for edge in range(e.start[c], e.start[c + 1]):
+                at = (((4 * t + 2 + n) * e.degree) + edge - e.start[c]) * C * lanes
+                for j in range(C):
+                    for image in range(images):
+                        db[_matrices(e, edge, b, part) + j] += pairs[at + j * lanes + image]
 
 
-@part
-def _add_vote_gradient(e, c, block, blocks, dV, place, t, kind, q, g, at, R, dl):  # type: ignore[no-untyped-def]
-    """dV[place :], like votes, = R g at first, then += R g + dl q."""
-    C, lanes = e.parent_types, e.lanes
-    for n in range(blocks):
-        for edge in range(e.start[c], e.start[c + 1]):
-            i = (n * e.degree + edge - e.start[c]) * C * lanes
-            out = place + i * e.entries
-            parent = at + ((block + n) * e.parents + e.parent_of[edge]) * C * e.entries * lanes
-            if t == 0:
-                set_weighted(dV, out, g, parent, R, i, C, e.entries)
-            else:
-                add_vote_gradient(dV, out, g, parent, R, i, q, parent, dl, i, C, e.entries)
-
-
-@part
-def _add_priors_gradient(e, b, c, block, blocks, dl, db, part):  # type: ignore[no-untyped-def]
-    """db [image_parts, K, B, C] += sum over images of dl."""
-    C, lanes = e.parent_types, e.lanes
-    for n in range(blocks):
-        images = min(lanes, e.images - (block + n) * lanes)
-        for edge in range(e.start[c], e.start[c + 1]):
-            out = ((part * e.weights + e.weight_of[edge]) * e.child_types + b) * C
-            i = (n * e.degree + edge - e.start[c]) * C * lanes
-            for j in range(C):
-                for image in range(images):
-                    db[out + j] += dl[i + j * lanes + image]
-
-
-@part
+@inlined
 def _pose_gradient(e, b, c, block, blocks, dV, place, du):  # type: ignore[no-untyped-def]
-    """du [B, L, blocks, D, lanes] = sum_j W_ij dV_ij in one or two blocks."""
-    C, D, E = e.parent_types, e.depth, e.entries
-    pose, tile = E * e.lanes, e.degree * C * E * e.lanes
-    out = ((b * e.children + c) * e.blocks + block) * D * e.lanes
-    du[out : out + blocks * D * e.lanes] = 0
+    """du [blocks, B, L, D, lanes] = sum_j W_ij dV_ij in one or two blocks."""
+    C, D, E, rows = e.parent_types, e.depth, e.entries, e.degree * e.parent_types * e.lanes
+    out, pose_step = _pose(e, b, c, block), _pose(e, 0, 0, 1)
+    for n in range(blocks):
+        for i in range(D * e.lanes):
+            du[out + n * pose_step + i] = 0
     for edge in range(e.start[c], e.start[c + 1]):
-        x = place + (edge - e.start[c]) * C * pose
-        weight = (e.weight_of[edge] * e.child_types + b) * C * D * E
+        x, weight = place + (edge - e.start[c]) * C * E * e.lanes, _matrices(e, edge, b, 0) * D * E
         if blocks == 2:
-            add_pose_gradient_2(du, out, dV, x, e.weight, weight, C, D, E, tile)
+            add_pose_gradient_2(du, out, dV, x, e.weight, weight, C, D, E, rows, pose_step)
         else:
-            add_pose_gradient_1(du, out, dV, x, e.weight, weight, C, D, E, tile)
+            add_pose_gradient_1(du, out, dV, x, e.weight, weight, C, D, E, rows, pose_step)
 
 
-@part
+@inlined
 def _add_weight_gradient(e, b, c, block, blocks, dV, dW, part):  # type: ignore[no-untyped-def]
     """dW [image_parts, K, B, C, D, E] += sum over the images of some blocks of u_i dV_ij."""
-    C, D, E = e.parent_types, e.depth, e.entries
-    pose, tile = E * e.lanes, e.degree * C * E * e.lanes
-    u = ((b * e.children + c) * e.blocks + block) * D * e.lanes
+    C, D, E, rows = e.parent_types, e.depth, e.entries, e.degree * e.parent_types * e.lanes
+    u, pose_step = _pose(e, b, c, block), _pose(e, 0, 0, 1)
     for edge in range(e.start[c], e.start[c + 1]):
-        weight = ((part * e.weights + e.weight_of[edge]) * e.child_types + b) * C * D * E
-        x = (edge - e.start[c]) * C * pose
-        add_weight_gradient(dW, weight, e.poses, u, dV, x, C, blocks, D, E, tile)
+        x, weight = (edge - e.start[c]) * C * E * e.lanes, _matrices(e, edge, b, part) * D * E
+        add_weight_gradient(dW, weight, e.poses, u, dV, x, blocks, C, D, E, rows, pose_step)
 
 
 @kernel
@@ -519,22 +525,23 @@ def _squash_kernel(counter, tasks, e, chunks, first, parts, sums, q, out):  # ty
 
 
 @kernel
-def _agreed_kernel(counter, tasks, e, iterations, sums, q):  # type: ignore[no-untyped-def]
-    """q_t = v_1 + ... + v_(t-1): q [T, state] from sums [T, N, P, C, E]. A task is a block of images."""
+def _agreed_kernel(counter, tasks, e, iterations, sums, states):  # type: ignore[no-untyped-def]
+    """q_t = v_1 + ... + v_(t-1): states [T, (q, g)] from sums [T, N, P, C, E]. A task is a block of images."""
     E, lanes, parents, pose = e.given_entries, e.lanes, e.parents * e.parent_types, e.entries * e.lanes
-    state = e.blocks * parents * pose
+    step = 2 * e.blocks * parents * pose
     block = next_task(counter)
     while block < tasks:
         for t in range(iterations):
-            q[t * state + block * parents * pose : t * state + (block + 1) * parents * pose] = 0
+            at = t * step + block * parents * pose
+            states[at : at + parents * pose] = 0
         for n in range(min(lanes, e.images - block * lanes)):
             for parent in range(parents):
                 for t in range(1, iterations):
-                    at = t * state + (block * parents + parent) * pose + n
+                    at = t * step + (block * parents + parent) * pose + n
                     source = (((t - 1) * e.images + block * lanes + n) * parents + parent) * E
                     factor = squash_factor(square_of(sums, source, E))
                     for i in range(E):
-                        q[at + i * lanes] = q[at - state + i * lanes] + factor * sums[source + i]
+                        states[at + i * lanes] = states[at - step + i * lanes] + factor * sums[source + i]
         block = next_task(counter)
 
 
@@ -560,7 +567,7 @@ def _squash_gradient_kernel(counter, tasks, e, chunks, parts, sums, dv, g):  # t
         block = next_task(counter)
 
 
-@part
+@inlined
 def _sum_of_parts(parts, at, chunks, step):  # type: ignore[no-untyped-def]
     """A number of all parts; zero if there are none."""
     total = parts.dtype.type(0)

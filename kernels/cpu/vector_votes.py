@@ -5,7 +5,7 @@ E vectors, a logit is one. So agreements and softmax need no sums across lanes, 
 same for all images, is loaded once for the one or two blocks that a micro-kernel works on.
 
 Micro-kernels loop over `count` parent types; sums stand in registers. Sizes of poses, D and E, are multiples of FOUR,
-and matrices are [D, E].
+and matrices are [D, E]. `rows` is the size of an array with a vector for each pair of a child and a parent in a block.
 """
 
 from __future__ import annotations
@@ -19,16 +19,24 @@ FOUR = 4  # as many numbers of a pose are computed at once
 
 
 def _multiply(
-    depth: Number, sums: list[Vector], left: Callable[[Number], list[Vector]], right: Callable[[Number], list[Vector]]
+    depth: Number,
+    sums: list[Vector],
+    left: Callable[[Number], list[Vector]],
+    right: Callable[[Number], list[Vector]],
+    together: int = FOUR,
 ) -> list[Vector]:
-    """sums_rc += sum_k left_kr right_kc."""
+    """sums_rc += sum_k left_kr right_kc; depth is a multiple of what is done together."""
+    builder = sums[0].builder
 
-    def step(k: Number, sums: list[Vector]) -> list[Vector]:
-        rights = right(k)
-        pairs = [(x, y) for x in left(k) for y in rights]
-        return [fma(x, y, total) for (x, y), total in zip(pairs, sums, strict=True)]
+    def step(x: Number, sums: list[Vector]) -> list[Vector]:
+        for i in range(together):
+            k = builder.add(builder.mul(x, number(together)), number(i))
+            rights = right(k)
+            pairs = [(x, y) for x in left(k) for y in rights]
+            sums = [fma(x, y, total) for (x, y), total in zip(pairs, sums, strict=True)]
+        return sums
 
-    return repeat(depth, sums, step)
+    return repeat(builder.sdiv(depth, number(together)), sums, step)
 
 
 def _four(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:
@@ -47,22 +55,52 @@ def _block(size: Number, rows: Rows) -> Number:
 
 
 def _votes(
-    blocks: int, votes: Rows, poses: Rows, weight: Rows, count: Number, D: Number, E: Number, step: Number
+    blocks: int,
+    votes: Rows,
+    products: Rows,
+    poses: Rows,
+    weight: Rows,
+    states: Rows,
+    several: Number,
+    count: Number,
+    D: Number,
+    E: Number,
+    rows: Number,
+    pose_step: Number,
+    state_step: Number,
+    state_block: Number,
 ) -> None:
-    """vote_je = sum_d W_jde u_d: votes [blocks, count, E] with a step from block to block, poses [blocks, D]."""
-    matrix = weight.builder.mul(D, E)
+    """vote_je = sum_d W_jde u_d, and products_sj += vote_j . state_sj while the votes are in registers.
+
+    votes [blocks, rows, E] and products [several, 2, rows]; poses [blocks, D] and states [several, blocks, count, E],
+    with steps from one block, and from one state, to the next.
+    """
+    matrix, tile = weight.builder.mul(D, E), votes.builder.mul(rows, E)
+    places = [(i, b) for i in range(FOUR) for b in range(blocks)]
 
     def of_type(j: Number) -> None:
+        pose = (j, _block(E, votes))
+
         def of_entries(x: Number) -> None:
             sums = _multiply(
                 D,
-                [zero(votes)] * (FOUR * blocks),
+                [zero(votes)] * len(places),
                 lambda d: [at(weight, (j, matrix), (d, E), (x, number(FOUR))).broadcast(i) for i in range(FOUR)],
-                lambda d: [at(poses, (number(b), _block(D, poses)), d)[0] for b in range(blocks)],
+                lambda d: [at(poses, (number(b), pose_step), d)[0] for b in range(blocks)],
             )
-            for i in range(FOUR):
+            for (i, b), vote in zip(places, sums, strict=True):
+                _four(at(votes, (number(b), tile), pose), x)[i] = vote
+
+            def of_state(k: Number) -> None:
                 for b in range(blocks):
-                    _four(at(votes, (number(b), step), (j, _block(E, votes))), x)[i] = sums[i * blocks + b]
+                    state = _four(at(states, (k, state_step), (number(b), state_block), pose), x)
+                    to = at(products, (products.builder.add(k, k), rows), (number(b), rows), j)
+                    total = to[0]
+                    for i in range(FOUR):
+                        total = fma(sums[i * blocks + b], state[i], total)
+                    to[0] = total
+
+            for_each(votes, several, of_state)
 
         for_each(votes, _fours(E, votes), of_entries)
 
@@ -70,40 +108,55 @@ def _votes(
 
 
 def _add_pose_gradient(
-    blocks: int, du: Rows, dV: Rows, weight: Rows, count: Number, D: Number, E: Number, step: Number
+    blocks: int,
+    du: Rows,
+    dV: Rows,
+    weight: Rows,
+    count: Number,
+    D: Number,
+    E: Number,
+    rows: Number,
+    pose_step: Number,
 ) -> None:
-    """du_d += sum_je W_jde dV_je: du [blocks, D], dV [blocks, count, E] with a step from block to block."""
-    matrix = weight.builder.mul(D, E)
+    """du_d += sum_je W_jde dV_je: du [blocks, D] with a step from block to block, dV [blocks, rows, E]."""
+    matrix, tile = weight.builder.mul(D, E), dV.builder.mul(rows, E)
+    places = [(i, b) for i in range(FOUR) for b in range(blocks)]
 
     def of_entries(x: Number) -> None:
-        places = [
-            (_four(at(du, (number(b), _block(D, du))), x), i) for i in range(FOUR) for b in range(blocks)
-        ]
+        out = [_four(at(du, (number(b), pose_step)), x) for b in range(blocks)]
 
         def of_type(j: Number, sums: list[Vector]) -> list[Vector]:
-            rows = at(weight, (j, matrix), (x, weight.builder.mul(E, number(FOUR))))
+            four = at(weight, (j, matrix), (x, weight.builder.mul(E, number(FOUR))))
             return _multiply(
                 E,
                 sums,
-                lambda k: [at(rows, (number(i), E), (k, number(1))).broadcast(0) for i in range(FOUR)],
-                lambda k: [at(dV, (number(b), step), (j, _block(E, dV)), k)[0] for b in range(blocks)],
+                lambda k: [at(four, (number(i), E), (k, number(1))).broadcast(0) for i in range(FOUR)],
+                lambda k: [at(dV, (number(b), tile), (j, _block(E, dV)), k)[0] for b in range(blocks)],
             )
 
-        sums = repeat(count, [rows[i] for rows, i in places], of_type)
-        for (rows, i), total in zip(places, sums, strict=True):
-            rows[i] = total
+        sums = repeat(count, [out[b][i] for i, b in places], of_type)
+        for (i, b), total in zip(places, sums, strict=True):
+            out[b][i] = total
 
     for_each(du, _fours(D, du), of_entries)
 
 
 def _add_weight_gradient(
-    dW: Rows, poses: Rows, dV: Rows, count: Number, blocks: Number, D: Number, E: Number, step: Number
+    dW: Rows,
+    poses: Rows,
+    dV: Rows,
+    blocks: Number,
+    count: Number,
+    D: Number,
+    E: Number,
+    rows: Number,
+    pose_step: Number,
 ) -> None:
-    """dW_jde += sum over images of u_d dV_je: poses [blocks, D], dV [blocks, count, E] with a step between blocks.
+    """dW_jde += sum over images of u_d dV_je: poses [blocks, D] with a step from block to block, dV [blocks, rows, E].
 
     Two rows of four entries at a time: eight sums, whose lanes are added up at the end.
     """
-    lanes, two = dW.form.lanes, number(2)
+    lanes, two, tile = dW.form.lanes, number(2), dV.builder.mul(rows, E)
 
     def of_type(j: Number) -> None:
         def of_rows(y: Number) -> None:
@@ -111,8 +164,9 @@ def _add_weight_gradient(
                 sums = _multiply(
                     blocks,
                     [zero(dW)] * (2 * FOUR),
-                    lambda n: [at(poses, (n, _block(D, poses)), (y, number(2 * lanes)))[i] for i in range(2)],
-                    lambda n: [_four(at(dV, (n, step), (j, _block(E, dV))), x)[i] for i in range(FOUR)],
+                    lambda n: [at(poses, (n, pose_step), (y, number(2 * lanes)))[i] for i in range(2)],
+                    lambda n: [_four(at(dV, (n, tile), (j, _block(E, dV))), x)[i] for i in range(FOUR)],
+                    together=1,
                 )
                 rows = at(dW, (j, dW.builder.mul(D, E)), (y, dW.builder.mul(E, two)), (x, number(FOUR)))
                 for first in range(0, 2 * FOUR, lanes):
@@ -127,18 +181,11 @@ def _add_weight_gradient(
     for_each(dW, count, of_type)
 
 
-def _agreements(
-    out: Rows, start: Rows, votes: Rows, parents: Rows, count: Number, start_step: Number, E: Number
-) -> None:
-    """out_j = start_j + vote_j . parent_j."""
+def _set_rows(out: Rows, start: Rows, count: Number, step: Number) -> None:
+    """out_j = start_j, the same in all images."""
 
     def of_type(j: Number) -> None:
-        def products(x: Number, sums: list[Vector]) -> list[Vector]:
-            vote, parent = (_four(at(rows, (j, _block(E, rows))), x) for rows in (votes, parents))
-            return [fma(vote[i], parent[i], total) for i, total in enumerate(sums)]
-
-        a, b, c, d = repeat(_fours(E, out), [zero(out)] * FOUR, products)
-        at(out, j)[0] = at(start, (j, start_step)).broadcast(0) + ((a + b) + (c + d))
+        at(out, j)[0] = at(start, (j, step)).broadcast(0)
 
     for_each(out, count, of_type)
 
@@ -181,8 +228,8 @@ def _softmax_gradient(dl: Rows, R: Rows, G: Rows, count: Number) -> None:
     for_each(dl, count, of_type)
 
 
-def _weighted(more: int, out: Rows, x: Rows, R: Rows, count: Number, E: Number) -> None:
-    """out_j = (out_j if more) + R_j x_j."""
+def _add_weighted(out: Rows, x: Rows, R: Rows, count: Number, E: Number) -> None:
+    """out_j += R_j x_j."""
 
     def of_type(j: Number) -> None:
         weight = at(R, j)[0]
@@ -190,34 +237,48 @@ def _weighted(more: int, out: Rows, x: Rows, R: Rows, count: Number, E: Number) 
         def of_entries(k: Number) -> None:
             to, vector = (_four(at(rows, (j, _block(E, rows))), k) for rows in (out, x))
             for i in range(FOUR):
-                to[i] = fma(weight, vector[i], to[i]) if more else weight * vector[i]
+                to[i] = fma(weight, vector[i], to[i])
 
         for_each(out, _fours(E, out), of_entries)
 
     for_each(out, count, of_type)
 
 
-def _add_vote_gradient(out: Rows, g: Rows, R: Rows, q: Rows, dl: Rows, count: Number, E: Number) -> None:
-    """out_j += R_j g_j + dl_j q_j."""
+def _vote_gradient(
+    dV: Rows, pairs: Rows, states: Rows, iterations: Number, count: Number, E: Number, rows: Number, state_step: Number
+) -> None:
+    """dV_j = R_j g_j of the first iteration, and R_j g_j + dl_j q_j of all others.
+
+    pairs [iterations, (R, dl), 2, rows], and states [iterations, (q, g), count, E] with a step from state to state.
+    """
+    builder, two = dV.builder, number(2)
+    pair_step, states_step = builder.mul(rows, number(4)), builder.mul(state_step, two)
 
     def of_type(j: Number) -> None:
-        weight, gradient = at(R, j)[0], at(dl, j)[0]
+        pose = (j, _block(E, dV))
 
-        def of_entries(k: Number) -> None:
-            to, slope, agreed = (_four(at(rows, (j, _block(E, rows))), k) for rows in (out, g, q))
-            for i in range(FOUR):
-                to[i] = fma(gradient, agreed[i], fma(weight, slope[i], to[i]))
+        def of_entries(x: Number) -> None:
+            def of_iteration(t: Number, sums: list[Vector]) -> list[Vector]:
+                R = at(pairs, (t, pair_step), j)
+                q = _four(at(states, (t, states_step), pose), x)
+                dl, g = at(R, (two, rows))[0], at(q, (number(1), state_step))
+                return [fma(R[0], g[i], fma(dl, q[i], total)) for i, total in enumerate(sums)]
 
-        for_each(out, _fours(E, out), of_entries)
+            R, g = at(pairs, j)[0], _four(at(states, (number(1), state_step), pose), x)
+            sums = repeat(iterations, [R * g[i] for i in range(FOUR)], of_iteration, first=1)
+            for i, total in enumerate(sums):
+                _four(at(dV, pose), x)[i] = total
 
-    for_each(out, count, of_type)
+        for_each(dV, _fours(E, dV), of_entries)
+
+    for_each(dV, count, of_type)
 
 
 votes_1, votes_2 = (looping_microkernel(_votes, blocks) for blocks in (1, 2))
 add_pose_gradient_1, add_pose_gradient_2 = (looping_microkernel(_add_pose_gradient, blocks) for blocks in (1, 2))
 add_weight_gradient = looping_microkernel(_add_weight_gradient)
-agreements = looping_microkernel(_agreements)
+set_rows = looping_microkernel(_set_rows)
 softmax = looping_microkernel(_softmax)
 softmax_gradient = looping_microkernel(_softmax_gradient)
-set_weighted, add_weighted = (looping_microkernel(_weighted, more) for more in (0, 1))
-add_vote_gradient = looping_microkernel(_add_vote_gradient)
+add_weighted = looping_microkernel(_add_weighted)
+vote_gradient = looping_microkernel(_vote_gradient)
