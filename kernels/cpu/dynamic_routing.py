@@ -11,8 +11,8 @@ owns some children of some images and a part of the sum; the parts, whose number
 are added up by the kernels that squash. The last sweep of the backward pass makes the gradients of poses, weight and
 priors of all iterations at once.
 
-Vectors run along images. A child works on two blocks of images at a time, for which its votes, the parents' states and
-one child's matrices are in the first-level cache; the matrices of some children stay in the second.
+Vectors run along images. A child votes in two blocks of images at a time, so that a number of its matrices, which is
+loaded once, serves both. The matrices of some children stay in the second-level cache for all images of a task.
 """
 
 from __future__ import annotations
