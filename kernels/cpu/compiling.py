@@ -35,6 +35,11 @@ def part(function: Callable[..., Any]) -> Any:
     return _compiled(function, _nrt=False)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """A `part` that is copied into its callers: to pass on the many fields of a call's edges takes time, too."""
+    return _compiled(function, _nrt=False, forceinline=True)
+
+
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     dispatcher: Any = njit(nogil=True, error_model="numpy", cache=True, **options)(function)
     # Numba looks at the age of the kernel's own file only, but micro-kernels of other files are compiled into it.

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.ir.values import MDValue
 from numba import types
 from numba.extending import intrinsic
 
@@ -91,7 +92,7 @@ def _loop(
     states = [builder.phi(x.form.vector) for x in sums]
     results = body(index, [Vector(builder, x.form, phi) for x, phi in zip(sums, states, strict=True)])
     following, last = builder.add(index, number(1)), builder.block  # a loop inside has begun other blocks
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+    _not_unrolled(builder.cbranch(builder.icmp_signed("<", following, count), loop, after))
     builder.position_at_end(after)
     ends = [builder.phi(x.form.vector) for x in sums]
     index.add_incoming(first, before)
@@ -101,6 +102,15 @@ def _loop(
             phi.add_incoming(x.value, before)
             phi.add_incoming(result.value, last)
     return [Vector(builder, x.form, end) for x, end in zip(sums, ends, strict=True)]
+
+
+def _not_unrolled(branch: ir.Instruction) -> None:
+    """Tell LLVM so: in short loops inside each other, copies of bodies cost more registers than they save time."""
+    module = branch.module
+    disable = module.add_metadata(["llvm.loop.unroll.disable"])
+    loop = MDValue(module, [], name=str(len(module.metadata)))
+    loop.operands = (loop, disable)  # names itself first, which makes it unlike that of any other loop
+    branch.set_metadata("llvm.loop", loop)
 
 
 def at(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:

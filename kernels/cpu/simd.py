@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -125,6 +125,15 @@ class Rows:
     def barrier(self) -> None:
         """No load or store moves across, so that what is loaded again does not occupy a register meanwhile."""
         self.builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
+
+    def add_lanes(self, x: Vector, lanes: Sequence[int]) -> None:
+        """Add some lanes of x to the first elements."""
+        part = ir.VectorType(self.form.scalar, len(lanes))
+        place = self.builder.bitcast(self.pointer, part.as_pointer())
+        mask = ir.Constant(ir.VectorType(_INT32, len(lanes)), list(lanes))
+        before = self.builder.load(place, align=self.form.bits // 8)
+        value = self.builder.fadd(before, self.builder.shuffle_vector(x.value, x.value, mask))
+        self.builder.store(value, place, align=self.form.bits // 8)
 
     def set_element(self, element: int, x: Vector) -> None:
         """Store the first lane of x."""
