@@ -35,7 +35,8 @@ bench: $(STAMP)
 	$(RUN) bench/suite.py --quick --page docs/benchmarks.md
 
 fuzz: $(STAMP)
-	$(RUN) -W ignore tests/fuzz.py --examples 20000
+	$(RUN) tests/fuzz.py --examples 20000
+	$(RUN) tests/fuzz.py --examples 1000 --backend triton
 
 soak: $(STAMP)
 	$(RUN) tests/soak.py --steps 2000

@@ -1,6 +1,7 @@
 """Calls of the public functions with anything for arguments: each works like the reference, or says what is wrong.
 
-    python tests/fuzz.py --examples 20000        in processes of 1000 examples, so that a crash is seen
+    python tests/fuzz.py --examples 20000                     in processes of 1000 examples, so that a crash is seen
+    python tests/fuzz.py --examples 400 --backend triton      in Triton's interpreter, ten times slower
 
 A call starts right and has some of its arguments replaced: another type, shape, dtype, device, memory layout, content
 or requires_grad. It must then give what the reference gives, or raise an error whose sentence names an argument.
@@ -9,6 +10,7 @@ or requires_grad. It must then give what the reference gives, or raise an error 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -190,10 +192,10 @@ def outcome(name: str, arguments: dict[str, Any], backend: str) -> list[Tensor] 
     return [*outputs, *(torch.zeros(()) if x is None else x for x in grads)]
 
 
-def check(name: str, arguments: dict[str, Any]) -> None:
-    mine, theirs = (outcome(name, arguments, backend) for backend in ("cpu", "reference"))
+def check(name: str, arguments: dict[str, Any], backend: str) -> None:
+    mine, theirs = (outcome(name, arguments, own) for own in (backend, "reference"))
     if isinstance(mine, Exception) or isinstance(theirs, Exception):
-        assert type(mine) is type(theirs), f"cpu: {mine!r}; reference: {theirs!r}"
+        assert type(mine) is type(theirs), f"{backend}: {mine!r}; reference: {theirs!r}"
         sentence = str(mine)
         named = {*arguments, *Gaussians._fields, "capsules", "dim", "kernel"}
         assert any(re.search(rf"\b{word}\b", sentence) for word in named), f"names no argument: {sentence!r}"
@@ -213,12 +215,15 @@ def moderate(arguments: dict[str, Any]) -> bool:
     return all(not ((x.abs() > 1e6) & x.isfinite()).any() for x in tensors)
 
 
-def fuzz(examples: int, first: int) -> None:
+def fuzz(examples: int, first: int, backend: str) -> None:
+    if backend == "triton":
+        import conftest  # noqa: F401  how the interpreter runs in all tests
+
     @seed(first)
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(calls())
     def run(call: tuple[str, dict[str, Any]]) -> None:
-        check(*call)
+        check(*call, backend)
 
     run()
 
@@ -227,17 +232,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=("cpu", "triton"), default="cpu")
     parser.add_argument("--here", action="store_true", help="in this process")
     args = parser.parse_args()
     if args.here:
-        return fuzz(args.examples, args.seed)
+        return fuzz(args.examples, args.seed, args.backend)
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}  # before Triton is imported
     for first in range(0, args.examples, EXAMPLES_OF_A_PROCESS):
         count = min(EXAMPLES_OF_A_PROCESS, args.examples - first)
-        command = [sys.executable, __file__, "--here", "--examples", str(count), "--seed", str(args.seed + first)]
-        done = subprocess.run(command, timeout=SECONDS_OF_A_PROCESS, check=False)
+        command = [sys.executable, "-W", "ignore", __file__, "--here", "--backend", args.backend]
+        command += ["--examples", str(count), "--seed", str(args.seed + first)]
+        done = subprocess.run(command, timeout=SECONDS_OF_A_PROCESS, check=False, env=environment)
         if done.returncode:
             sys.exit(f"seed {args.seed + first} failed with exit code {done.returncode}")
-        print(f"{first + count} of {args.examples} examples passed", flush=True)
+        print(f"{first + count} of {args.examples} examples on {args.backend} passed", flush=True)
 
 
 if __name__ == "__main__":

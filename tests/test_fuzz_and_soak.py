@@ -4,18 +4,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
 def run(script, *arguments):
-    command = [sys.executable, "-W", "ignore", str(HERE / script), *arguments]
+    command = [sys.executable, str(HERE / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
 
-def test_fuzz():
-    assert "300 of 300 examples passed" in run("fuzz.py", "--examples", "300", "--seed", "7")
+@pytest.mark.parametrize(("backend", "examples"), [("cpu", 300), ("triton", 30)])
+def test_fuzz(backend, examples):
+    arguments = ("--backend", backend, "--examples", str(examples), "--seed", "7")
+    assert f"{examples} of {examples} examples on {backend} passed" in run("fuzz.py", *arguments)
 
 
 def test_soak():

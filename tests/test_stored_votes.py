@@ -106,6 +106,21 @@ def test_e_step_equals_the_reference(routing_map, backend, pose, competition):
     )
 
 
+def test_an_empty_batch_gives_an_empty_result(backend):
+    routing_map = RoutingMap.conv((3, 2), 2)
+    given = stored(routing_map, (4, 4), images=0)
+    route = {"routing_map": routing_map, "backend": backend}
+    poses, weight = random(0, 3, 3, 2, 4, 4), random(routing_map.num_weights, 3, 5, 4, 4)
+    votes = functional.pose_votes(poses, weight, **route)
+    assert functional.coordinate_addition(votes, **route).shape == votes.shape == given["votes"].shape
+    inputs = [given[name] for name in ("votes", "assignments", "activations", "beta_u", "beta_a")]
+    for result, expected in zip(
+        functional.m_step(*inputs, **route, inverse_temperature=0.3), given["gaussians"], strict=True
+    ):
+        assert result.shape == expected.shape
+    assert functional.e_step(votes, given["gaussians"], **route).shape == given["assignments"].shape
+
+
 def test_missing_slots_are_ignored(backend):
     """Whatever the votes of a missing slot hold, even nan."""
     routing_map = MAPS["conv"]

@@ -75,6 +75,28 @@ def check_spawned(loader):
     assert all(item.isfinite().all() for item in loader)
 
 
+def infer_and_learn(model, given):
+    """In another process: outputs, and a change of the weights that the first process sees."""
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        outputs = model(given)
+        model.weight.mul_(2)
+    return [x.numpy() for x in outputs]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_processes_share_a_model(start):
+    model = ClassCaps(3, 4).share_memory()
+    given = Capsules(torch.randn(2, 3, 5, 4, 4), torch.rand(2, 3, 5))
+    expected, weight = model(given), model.weight.detach().clone()
+    with torch.multiprocessing.get_context(start).Pool(1) as pool:
+        outputs = pool.apply_async(infer_and_learn, (model, given)).get(timeout=120)
+    for mine, theirs in zip(outputs, expected, strict=True):
+        assert torch.equal(torch.from_numpy(mine), theirs)
+    assert torch.equal(model.weight, 2 * weight)
+    assert not torch.equal(model(given).poses, expected.poses)  # nothing of the old weights was kept
+
+
 def run(code):
     code = "import torch, tritoncaps\nfrom tritoncaps import Capsules, ClassCaps\n" + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

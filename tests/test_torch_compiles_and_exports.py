@@ -1,6 +1,7 @@
 """torch.compile, torch.export, ONNX and AOTInductor take layers and models as they are."""
 
 import io
+import itertools
 
 import pytest
 import torch
@@ -16,16 +17,17 @@ from tritoncaps import (
     ConvCaps3d,
     ConvVectorCaps2d,
     EMRouting,
+    LinearMargin,
     MarginLoss,
     PrimaryCaps,
     RoutingMap,
     SpreadLoss,
     VectorCaps,
+    VectorPrimaryCaps,
     functional,
 )
 from tritoncaps.models import CapsNet, MatrixCapsNet
 
-BACKENDS = ["reference", "cpu"]
 DOUBLE = torch.float64
 BATCH = Dim("batch", min=1, max=64)
 
@@ -34,8 +36,38 @@ def matrix(images, *space):
     return Capsules(torch.randn(images, 3, *space, 4, 4, dtype=DOUBLE), torch.rand(images, 3, *space, dtype=DOUBLE))
 
 
-# a layer for each backend, and its input for a number of images
+def images(n, size):
+    return torch.randn(n, 1, size, size, dtype=DOUBLE)
+
+
+def matrix_net(**kwargs):
+    return MatrixCapsNet(1, 5, (4, 3, 2, 2), iterations=2, **kwargs)
+
+
+def vector_net(**kwargs):
+    return CapsNet(1, 5, 20, channels=4, primary_caps=2, **kwargs)
+
+
+class Training(nn.Module):
+    """A model and its loss, with that of the decoder if there is one."""
+
+    def __init__(self, model, loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, images):
+        labels = torch.arange(len(images)) % 5
+        capsules = self.model(images)
+        loss = self.loss(capsules, labels)
+        if getattr(self.model, "decoder", None):
+            loss = loss + (self.model.reconstruct(capsules, labels) - images).square().mean()
+        return loss
+
+
+# a layer or a model for each backend, and its input for a number of images
 LAYERS = {
+    "primary": (lambda backend, **k: PrimaryCaps(1, 2, 3, **k), lambda n: images(n, 5)),
+    "vector primary": (lambda **k: VectorPrimaryCaps(1, 2, 4, 3, **k), lambda n: images(n, 5)),
     "conv 1d": (lambda **k: ConvCaps1d(3, 2, 3, padding=1, **k), lambda n: matrix(n, 4)),
     "conv 2d": (lambda **k: ConvCaps2d(3, 2, 3, stride=2, **k), lambda n: matrix(n, 5, 5)),
     "conv 3d": (lambda **k: ConvCaps3d(3, 2, 2, **k), lambda n: matrix(n, 2, 3, 2)),
@@ -45,6 +77,8 @@ LAYERS = {
         lambda **k: ConvVectorCaps2d(3, 4, 2, 5, 3, stride=2, **k),
         lambda n: torch.randn(n, 3, 5, 5, 4, dtype=DOUBLE),
     ),
+    "MatrixCapsNet": (lambda **k: Training(matrix_net(**k), SpreadLoss()), lambda n: images(n, 17)),
+    "CapsNet": (lambda **k: Training(vector_net(**k), MarginLoss()), lambda n: images(n, 20)),
 }
 
 
@@ -59,9 +93,10 @@ def assert_same(actual, expected):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-# torch compiles every operation of the reference, which takes long: one layer of each kind
+# torch compiles every operation of the reference, and Triton is interpreted: one layer of each kind
 @pytest.mark.parametrize(
-    ("name", "backend"), [*((name, "cpu") for name in LAYERS), ("class", "reference"), ("vector", "reference")]
+    ("name", "backend"),
+    [*((name, "cpu") for name in LAYERS), *itertools.product(("class", "vector"), ("reference", "triton"))],
 )
 def test_compiles_as_one_graph_for_all_batches(name, backend):
     make, given = LAYERS[name]
@@ -75,6 +110,17 @@ def test_compiles_as_one_graph_for_all_batches(name, backend):
             assert_same(gradients(compiled, x := given(images)), gradients(layer, x))
 
 
+def test_a_new_margin_is_no_new_program():
+    loss, labels = SpreadLoss(LinearMargin(steps=10)), torch.tensor([1, 2])
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    compiled(activations := torch.rand(2, 3), labels)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in (3, 6, 10):
+            loss.set_step(step)
+            assert_same(compiled(activations, labels), functional.spread_loss(activations, labels, 0.2 + 0.07 * step))
+
+
 def test_compiles_with_every_size_dynamic():
     layer = ConvCaps2d(3, 2, 3, dtype=DOUBLE)
     torch.compiler.reset()
@@ -83,41 +129,13 @@ def test_compiles_with_every_size_dynamic():
         assert_same(gradients(compiled, given), gradients(layer, given))
 
 
-def small_net(**kwargs):
-    return MatrixCapsNet(1, 5, (4, 3, 2, 2), iterations=2, dtype=DOUBLE, **kwargs)
-
-
-IMAGES = (2, 1, 17, 17)
-
-
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_inductor_trains_a_model(mode):
     torch.compiler.reset()
-    model, images, labels = small_net(), torch.randn(IMAGES, dtype=DOUBLE), torch.tensor([1, 4])
-    loss = SpreadLoss()
-
-    def step(images):
-        return loss(model(images).activations, labels)
-
-    expected = torch.autograd.grad(step(images), list(model.parameters()))
-    compiled = torch.compile(step, fullgraph=True, mode=mode)
+    training = Training(matrix_net(dtype=DOUBLE), SpreadLoss())
+    compiled = torch.compile(training, fullgraph=True, mode=mode)
     for _ in range(2):
-        assert_same(torch.autograd.grad(compiled(images), list(model.parameters())), expected)
-
-
-def test_a_capsnet_compiles():
-    torch.compiler.reset()
-    model = CapsNet(image_size=20).double()
-    images, labels = torch.randn(2, 1, 20, 20, dtype=DOUBLE), torch.tensor([3, 5])
-    loss = MarginLoss()
-
-    def step(images):
-        return loss(model(images).activations, labels)
-
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    expected = torch.autograd.grad(step(images), parameters, allow_unused=True)
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert_same(torch.autograd.grad(compiled(images), parameters, allow_unused=True), expected)
+        assert_same(gradients(compiled, x := images(2, 17)), gradients(training, x))
 
 
 def test_a_user_graph_compiles():
@@ -131,16 +149,26 @@ def test_a_user_graph_compiles():
     assert_same(torch.compile(route, fullgraph=True, backend="aot_eager")(*given), route(*given))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_programs_survive_saving(backend, strict):
-    model = nn.Sequential(PrimaryCaps(2, 3, dtype=DOUBLE), ClassCaps(3, 2, backend=backend, dtype=DOUBLE))
-    example, other = torch.randn(2, 2, 3, 3, dtype=DOUBLE), torch.randn(5, 2, 3, 3, dtype=DOUBLE)
-    program = torch.export.export(model, (example,), dynamic_shapes=({0: BATCH},), strict=strict)
+def primary_and_class(**kwargs):
+    return nn.Sequential(PrimaryCaps(1, 3, dtype=DOUBLE), ClassCaps(3, 2, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "backend", "strict"),
+    [
+        *((primary_and_class, 3, backend, False) for backend in ("reference", "cpu", "triton")),
+        (primary_and_class, 3, "cpu", True),
+        (matrix_net, 17, "cpu", False),
+        (vector_net, 20, "cpu", False),
+    ],
+)
+def test_exported_programs_survive_saving(make, size, backend, strict):
+    model = make(backend=backend, dtype=DOUBLE)
+    program = torch.export.export(model, (images(2, size),), dynamic_shapes=({0: BATCH},), strict=strict)
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
-    assert_same(torch.export.load(file).module()(other), model(other))
+    assert_same(torch.export.load(file).module()(other := images(5, size)), model(other))
 
 
 def test_aot_inductor(tmp_path):
@@ -152,11 +180,12 @@ def test_aot_inductor(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_onnx(tmp_path):
+@pytest.mark.parametrize(("make", "size"), [(matrix_net, 17), (vector_net, 20)])
+def test_onnx(tmp_path, make, size):
     """Through the reference, whatever the layers' backend is: its operators are those that ONNX knows."""
     runtime = pytest.importorskip("onnxruntime")
-    model = MatrixCapsNet(1, 5, (4, 3, 2, 2), iterations=2).eval().requires_grad_(False)
-    example, other = torch.randn(IMAGES), torch.randn(3, *IMAGES[1:])
+    model = make().eval().requires_grad_(False)
+    example, other = images(2, size).float(), images(3, size).float()
     program = torch.onnx.export(model, (example,), dynamic_shapes=({0: BATCH},), dynamo=True, verbose=False)
     program.save(str(tmp_path / "model.onnx"))
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"))

@@ -65,6 +65,15 @@ def test_vmap_over_an_ensemble(case):
     assert_same(grads, {name: torch.stack([g[name] for g in alone]) for name in grads})
 
 
+@pytest.mark.parametrize("name", ["class", "vector"])
+def test_triton_under_transforms(name):
+    make, given = CASES[name]
+    layer, reference, given = make("triton"), make("reference"), given()
+    parameters = [{key: torch.randn_like(x) for key, x in layer.named_parameters()} for _ in range(2)]
+    both = {key: torch.stack([member[key] for member in parameters]) for key in parameters[0]}
+    assert_same(*(vmap(grad(loss(x, given)))(both) for x in (layer, reference)))
+
+
 def arguments(layer):
     names = ("in_caps", "in_dim", "out_caps", "out_dim", "kernel_size")
     given = {name: getattr(layer, name) for name in names if getattr(layer, name, ())}

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import tritoncaps.flops  # noqa: F401  registers the formulas
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, PrimaryCaps, RoutingMap, SpreadLoss, VectorCaps, functional
 from tritoncaps.convert import convert_weight, load_weight
+from tritoncaps.kernels import em_routing
 from tritoncaps.kernels.flops import backward_flops, forward_flops
-from tritoncaps.models import MatrixCapsNet
+from tritoncaps.models import CapsNet, MatrixCapsNet
 from tritoncaps.testing import Problem
 
 BACKENDS = ["reference", "cpu", "triton"]
@@ -61,6 +63,20 @@ def test_autocast_trains_a_model_with_a_scaler():
     assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_scaler_sees_gradients_that_overflow(backend):
+    """It leaves out the step and scales less from then on."""
+    layer, scaler = ClassCaps(2, 3, backend=backend), torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    optimizer, before = torch.optim.SGD(layer.parameters(), lr=1.0), copy.deepcopy(layer.state_dict())
+    with torch.autocast("cpu", torch.float16):
+        out = layer(Capsules(torch.randn(2, 2, 2, 4, 4), torch.rand(2, 2, 2)))
+    scaler.scale(out.poses.square().sum() + out.activations.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**126
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpointing(reentrant):
     model, images = small_net(), torch.randn(IMAGES)
@@ -75,22 +91,24 @@ def test_activation_checkpointing(reentrant):
         assert torch.equal(parameter.grad, grad)
 
 
-def test_selective_checkpointing_may_keep_the_routing():
+def test_selective_checkpointing_may_keep_the_routing(monkeypatch):
     layer, given = ClassCaps(3, 2), Capsules(torch.randn(2, 3, 2, 4, 4), torch.rand(2, 3, 2))
-    calls = []
+    (expected,) = torch.autograd.grad(layer(given).poses.sum(), layer.weight)
+    routed, forward = [], em_routing.forward
+    monkeypatch.setattr(em_routing, "forward", lambda *x: routed.append(1) or forward(*x))
 
-    def policy(ctx, op, *args, **kwargs):
-        calls.append(op)
-        saved = op == torch.ops.tritoncaps.em_routing_forward.default
-        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+    def gradient(kept):
+        def policy(ctx, op, *args, **kwargs):
+            return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def contexts():
-        return create_selective_checkpoint_contexts(policy)
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        out = checkpoint(lambda *x: layer(Capsules(*x)).poses, *given, use_reentrant=False, context_fn=contexts)
+        return torch.autograd.grad(out.sum(), layer.weight)[0]
 
-    expected = torch.autograd.grad(layer(given).poses.sum(), layer.weight)
-    out = checkpoint(lambda *x: layer(Capsules(*x)).poses, *given, use_reentrant=False, context_fn=contexts)
-    assert torch.equal(torch.autograd.grad(out.sum(), layer.weight)[0], expected[0])
-    assert torch.ops.tritoncaps.em_routing_forward.default in calls
+    assert torch.equal(gradient([torch.ops.tritoncaps.em_routing_forward.default]), expected)
+    assert len(routed) == 1
+    assert torch.equal(gradient([]), expected)
+    assert len(routed) == 3
 
 
 def test_parametrizations_and_pruning():
@@ -142,6 +160,26 @@ def test_tables_follow_their_layer():
     assert RoutingMap.conv((3, 3), 2).tables("cpu").children.device.type == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(small_net, 17), (lambda: CapsNet(1, 5, 20, channels=4, primary_caps=2), 20)],
+    ids=["MatrixCapsNet", "CapsNet"],
+)
+def test_models_are_made_on_meta_and_loaded(make, size):
+    model, images = make(), torch.randn(2, 1, size, size)
+    for fill in (lambda empty: empty.load_state_dict(model.state_dict(), assign=True), materialise):
+        with torch.device("meta"):
+            empty = make()
+        fill(empty)
+        assert all(p.device.type == "cpu" for p in empty.parameters())
+        assert torch.equal(empty(images).poses, model(images).poses) == (fill is not materialise)
+        assert empty(images).poses.isfinite().all()
+
+
+def materialise(model):
+    model.to_empty(device="cpu").reset_parameters()
+
+
 def opcheck_arguments(backend):
     """Arguments of our operators: EM routing with what its forward pass saves."""
     poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32)
@@ -150,7 +188,8 @@ def opcheck_arguments(backend):
     forward = (poses, activations, weight, beta_u, beta_a, tables, *options, True, backend)
     mean, activation, statistics, log_sums = torch.ops.tritoncaps.em_routing_forward(*forward)
     backward = (mean, activation, *forward[:5], tables, statistics, log_sums, *options, "all", True, True, backend)
-    return {"em_routing_forward": forward, "em_routing_backward": backward} | dynamic_arguments(backend)
+    routing = {"em_routing_forward": forward, "em_routing_backward": backward} | dynamic_arguments(backend)
+    return routing | (stored_vote_arguments() if backend == "triton" else {})
 
 
 def dynamic_arguments(backend):
@@ -167,6 +206,34 @@ def dynamic_arguments(backend):
         "squash_forward": (vectors, backend),
         "squash_backward": (vectors, vectors, backend),
     }
+
+
+def stored_vote_arguments():
+    """Those of the operators on stored votes [N, P, S, B, H, C], which exist on Triton only."""
+    poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32)
+    poses, activations = poses.flatten(-2).permute(0, 2, 3, 1), activations.movedim(1, 2)
+    tables, fit = list(TINY.routing_map.tables()), (0.5, 1e-4, 1.0)
+    votes = torch.ops.tritoncaps.pose_votes_forward(poses, weight, tables)
+    shares = torch.rand_like(votes[..., 0, :])
+    m_step = (votes, shares, activations, beta_u, beta_a, tables, *fit)
+    mean, variance, logit, statistics = torch.ops.tritoncaps.m_step_forward(*m_step)
+    e_step = (votes, mean, variance, logit, tables, "global")
+    fitted = (mean, variance, logit, votes, shares, activations, beta_u, statistics, tables, *fit)
+    shared = (shares, votes, mean, variance, logit, torch.ops.tritoncaps.e_step_forward(*e_step), tables, "global")
+    return {
+        "pose_votes_forward": (poses, weight, tables),
+        "pose_votes_backward": (votes, poses, weight, tables),
+        "coordinate_addition": (votes, tables),
+        "m_step_forward": m_step,
+        "m_step_backward": fitted,
+        "e_step_forward": e_step,
+        "e_step_backward": shared,
+    }
+
+
+def test_no_operator_is_forgotten():
+    names = {name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if "tritoncaps::" in name}
+    assert names == set(opcheck_arguments("triton"))
 
 
 @pytest.mark.parametrize("backend", KERNELS)

@@ -7,6 +7,7 @@ and assignments, are [N, P, S, B, C, ...].
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -251,7 +252,8 @@ def e_step(
     if backends.choose(backend, votes.device) != "triton":
         return reference.e_step(votes, gaussians, routing_map, competition=competition)
     flat = (votes.shape[0], votes.shape[4], routing_map.num_parents)
-    mean, variance = (x.reshape(*flat, -1).permute(0, 2, 3, 1) for x in gaussians[:2])
+    pose = math.prod(votes.shape[5:])  # reshape could not find it for an empty batch
+    mean, variance = (x.reshape(*flat, pose).permute(0, 2, 3, 1) for x in gaussians[:2])
     logits = gaussians.logits.reshape(flat).movedim(1, 2)
     tables = list(routing_map.tables(votes.device))
     return vote_ops.EStep.apply(_kernel_votes(votes), mean, variance, logits, tables, competition)
