@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from harness import Case, Row, header, percentiles, profile
+from harness import DEVICE, Case, Row, header, percentiles, profile
 from tqdm import tqdm
 
 BENCH = Path(__file__).resolve().parent
@@ -43,7 +43,13 @@ def parse(subjects: Subjects, doc: str | None) -> argparse.Namespace:
         "--page", type=Path, metavar="FILE.md", help="also write a page, its rows and figures beside it"
     )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="measure nothing: take the rows of an earlier run")
-    parser.add_argument("--profile", action="store_true", help="also write a trace of our steps for each case")
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        const="torch",
+        choices=("torch", "proton"),
+        help="also write a trace of our steps [torch]",
+    )
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="a verdict for each case of two runs")
     parser.add_argument(
         "--against", metavar="GITREF", help="measure another commit in turns with this one, and compare"
@@ -55,6 +61,8 @@ def run(args: argparse.Namespace, subjects: Subjects) -> None:
     if args.compare:
         print(report.comparison(*(report.read(file) for file in args.compare)))
         return
+    if args.profile == "proton" and DEVICE.type != "cuda":
+        raise ValueError("--profile proton needs a GPU, but there is none; --profile torch works everywhere")
     target = args.json or RESULTS / f"{Path(sys.argv[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     if args.against:
@@ -80,7 +88,7 @@ def measure(args: argparse.Namespace, subjects: Subjects, target: Path) -> list[
                 bar.set_description(f"{subject}, {job.name}")
                 found += job.rows(args.level, args.repeats)
                 if args.profile and isinstance(job, Case):
-                    profile(job, target.with_suffix(f".{subject}-{job.name.replace(' ', '-')}.trace.json"))
+                    profile(job, target.with_suffix(f".{subject}-{job.name.replace(' ', '-')}"), args.profile)
                 bar.update()
             tqdm.write(f"\n{subject}\n{report.table(found)}")
             rows += found

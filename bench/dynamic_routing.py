@@ -39,7 +39,7 @@ def case(name: str, problem: VectorProblem) -> Case:
         lambda: list(problem.inputs()[:2]),
         problem.images,
         data=1,
-        rival=convolution(problem.images, (1, 1), channels),
+        rivals=(convolution(problem.images, (1, 1), channels),),
         votes=count(problem),
     )
 

@@ -27,7 +27,7 @@ def case(subject: str, name: str, problem: Problem, **options: Any) -> Case:
     def by_reference(*tensors: Tensor) -> list[Tensor]:
         return list(reference.em_routing(*tensors, problem.routing_map, problem.routing))
 
-    options = {"rival": rival(problem), **options}
+    options = {"rivals": (rival(problem),), **options}
     return Case(
         subject,
         name,

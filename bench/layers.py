@@ -15,7 +15,7 @@ from tritoncaps import Capsules, ClassCaps, ConvCaps2d, VectorCaps
 
 def cases(level: str) -> list[Case]:
     if level == "smoke":
-        return [case("ConvCaps2d 3 to 5", 2, (3, 5, 5, 4, 4), lambda b: ConvCaps2d(3, 5, 3, backend=b), None)]
+        return [case("ConvCaps2d 3 to 5", 2, (3, 5, 5, 4, 4), lambda b: ConvCaps2d(3, 5, 3, backend=b))]
     many, few = (16, 1) if level == "quick" else (64, 8)
     timed = (OURS, REFERENCE, COMPILED) if level == "full" else (OURS, REFERENCE)
     found = [
@@ -56,7 +56,7 @@ def case(
     images: int,
     shape: tuple[int, ...],
     make: Callable[[str | None], nn.Module],
-    rival: Rival | None,
+    rival: Rival | None = None,
     timed: tuple[str, ...] = (OURS, REFERENCE),
 ) -> Case:
     """``make`` makes the layer with a backend; ``shape`` is that of an image's poses."""
@@ -81,7 +81,7 @@ def case(
         lambda: [poses.clone(), activations.clone(), *(x.detach().double() for x in parameters.values())],
         images,
         data=2,
-        rival=rival,
+        rivals=(rival,) if rival else (),
         timed=timed,
     )
 

@@ -1,4 +1,8 @@
-"""Whole models: inference, and a training step without its optimizer, beside the papers' CNN baselines."""
+"""Whole models: inference, and a training step without its optimizer.
+
+Beside them the papers' CNN baselines, and the same networks with an nn.Conv2d in the place of each routed layer, which
+has as many multiply-adds as that layer's votes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from command import main
-from harness import COMPILED, OURS, REFERENCE, Case, Rival
+from harness import CNN, COMPILED, CONV, OURS, REFERENCE, Case, Rival
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -21,17 +25,45 @@ Loss = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor], Tensor]
 def cases(level: str) -> list[Case]:
     timed = (OURS, REFERENCE, COMPILED) if level == "full" else (OURS, REFERENCE)
     images = {"smoke": 1, "quick": 4, "full": 32}[level]
-    norb, digits = (images, 2, 32, 32), (images, 1, 28, 28)
-    cnn = rival(SmallNORBBaseline(), norb)
-    found = [case("MatrixCapsNet.small", lambda b: MatrixCapsNet.small(2, 5, backend=b), norb, spread, cnn, timed)]
-    if level != "smoke":
-        cnn = rival(MNISTBaseline(), digits)
-        found.append(case("CapsNet", lambda b: CapsNet(decoder=False, backend=b), digits, margin, cnn, timed))
+    if level == "smoke":
+        return [matrix_case("MatrixCapsNet, tiny", (4, 3, 2, 2), images, timed)]
+    found = [matrix_case("MatrixCapsNet.small", (64, 8, 16, 16), images, timed), vector_case(images, timed)]
     if level == "full":
-        few = (4, *norb[1:])
-        cnn = rival(SmallNORBBaseline(), few)
-        found.append(case("MatrixCapsNet", lambda b: MatrixCapsNet(2, 5, backend=b), few, spread, cnn, timed))
+        found.append(matrix_case("MatrixCapsNet", (32, 32, 32, 32), 4, timed))
     return found
+
+
+def matrix_case(name: str, channels: tuple[int, int, int, int], images: int, timed: tuple[str, ...]) -> Case:
+    shape, (a, b, c, d) = (images, 2, 32, 32), channels
+    convolutions = nn.Sequential(
+        nn.Conv2d(2, a, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(a, 8 * b, 1),
+        nn.ReLU(),
+        nn.Conv2d(8 * b, 8 * c, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8 * c, 8 * d, 3),
+        nn.ReLU(),
+        nn.Conv2d(8 * d, 8 * 5, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    rivals = (rival(CONV, convolutions, shape), rival(CNN, SmallNORBBaseline(), shape))
+    return case(name, lambda backend: MatrixCapsNet(2, 5, channels, backend=backend), shape, spread, rivals, timed)
+
+
+def vector_case(images: int, timed: tuple[str, ...]) -> Case:
+    shape = (images, 1, 28, 28)
+    convolutions = nn.Sequential(
+        nn.Conv2d(1, 256, 9),
+        nn.ReLU(),
+        nn.Conv2d(256, 256, 9, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(256, 160, 6),
+        nn.Flatten(),
+    )
+    rivals = (rival(CONV, convolutions, shape), rival(CNN, MNISTBaseline(), shape))
+    return case("CapsNet", lambda backend: CapsNet(decoder=False, backend=backend), shape, margin, rivals, timed)
 
 
 def spread(model: nn.Module, parameters: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
@@ -51,7 +83,7 @@ def case(
     make: Callable[[str | None], nn.Module],
     shape: tuple[int, ...],
     loss: Loss,
-    cnn: Rival | None,
+    rivals: tuple[Rival, ...],
     timed: tuple[str, ...],
 ) -> Case:
     torch.manual_seed(0)
@@ -64,14 +96,14 @@ def case(
         tensors_of(model, shape),
         shape[0],
         data=2,
-        rival=cnn,
+        rivals=rivals,
         timed=timed,
         data_gradient=False,
     )
 
 
-def rival(model: nn.Module, shape: tuple[int, ...]) -> Rival:
-    return Rival("CNN baseline", bound(model, cross_entropy), tensors_of(model, shape), data=2)
+def rival(name: str, model: nn.Module, shape: tuple[int, ...]) -> Rival:
+    return Rival(name, bound(model, cross_entropy), tensors_of(model, shape), data=2)
 
 
 def bound(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor]]:

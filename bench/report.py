@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import COMPILED, CONV, OURS, REFERENCE, Row
+from harness import CNN, COMPILED, CONV, FLOOR, OURS, REFERENCE, Row
 
 NO_TIME = "no time"
 
@@ -154,8 +154,17 @@ def verdict(before: Row, after: Row) -> str:
 
 # figures
 
-COLOURS = {OURS: "#0b6e4f", REFERENCE: "#b0b7bf", COMPILED: "#6c7a89", CONV: "#e08e45", "CNN baseline": "#e08e45"}
-SPEED = ("em_routing", "dynamic_routing", "layers", "models")
+COLOURS = {OURS: "#0b6e4f", REFERENCE: "#b9c0c7", COMPILED: "#6c7a89", CONV: "#e08e45", CNN: "#f2c48d"}
+INK, PALE = "#22272b", "#e4e7ea"
+SPEED = {"em_routing": "EM routing", "dynamic_routing": "Dynamic routing", "layers": "Layer", "models": "Model"}
+STYLE = {
+    "font.size": 11,
+    "axes.edgecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": PALE,
+}
 
 
 def figures(rows: list[Row], folder: Path) -> list[Path]:
@@ -165,60 +174,89 @@ def figures(rows: list[Row], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for name, draw, wanted in (
-        (
-            "speed",
-            _draw_speed,
-            [r for r in rows if r.get("subject") in SPEED and r["mode"] == "step" and "p20_ms" in r],
-        ),
-        ("memory", _draw_memory, [r for r in rows if r.get("subject") == "memory"]),
-        ("scaling", _draw_scaling, [r for r in rows if r.get("group") and "p20_ms" in r]),
-    ):
+    for name, (draw, wanted) in {
+        "speed": (_draw_speed, [r for r in rows if r.get("subject") in SPEED and _is_timed_step(r)]),
+        "memory": (_draw_memory, [r for r in rows if r.get("subject") == "memory"]),
+        "scaling": (_draw_scaling, [r for r in rows if r.get("group") and "p20_ms" in r]),
+    }.items():
         if wanted:
             file = folder / f"{name}.png"
-            figure = draw(wanted)
-            figure.savefig(file, dpi=150, bbox_inches="tight")
+            with matplotlib.rc_context(STYLE):
+                figure = draw(wanted)
+                figure.text(0.01, 0.01, _machine(rows[0]), fontsize=8, color="#6c7a89", va="bottom")
+                figure.savefig(file, dpi=150)
             matplotlib.pyplot.close(figure)
             drawn.append(file)
     return drawn
 
 
+def _is_timed_step(row: Row) -> bool:
+    return row["mode"] == "step" and "p20_ms" in row
+
+
+def _machine(header: Row) -> str:
+    return f"{header['name']}, {header['threads']} threads, {header['dtype']}, tritoncaps {header['commit']}"
+
+
 def _draw_speed(rows: list[Row]) -> Any:
-    return _bars(rows, "p50_ms", "ms for a forward and a backward pass (bars: p50, lines: p20 to p80)")
+    return _bars(rows, "p50_ms", "Time of a forward and a backward pass", "ms (bars: median, lines: p20 to p80)")
 
 
 def _draw_memory(rows: list[Row]) -> Any:
-    return _bars(rows, "kept_mib", "MiB for each image, kept for the backward pass")
+    return _bars(rows, "kept_mib", "Memory kept for the backward pass", "MiB for each image")
 
 
-def _bars(rows: list[Row], value: str, label: str) -> Any:
-    """A group of horizontal bars for each case, a bar for each provider, on a logarithmic axis."""
+def _bars(rows: list[Row], value: str, title: str, label: str) -> Any:
+    """A group of horizontal bars for each case, a bar for each provider, on a logarithmic axis; each tells its number
+    and how many times ours it is."""
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys((r["subject"], r["case"]) for r in rows))
     providers = [p for p in COLOURS if any(r["provider"] == p for r in rows)]
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.28 * len(rows)))
+    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.23 * (len(rows) + len(names))), layout="constrained")
     place, ticks = 0.0, []
     for subject, case in names:
-        group = [r for p in providers for r in rows if (r["subject"], r["case"], r["provider"]) == (subject, case, p)]
-        ticks.append((place + (len(group) - 1) / 2, f"{subject}\n{case}"))
-        for row in group:
-            x, spread = row[value], None
-            if value == "p50_ms":
-                spread = [[x - row["p20_ms"]], [row["p80_ms"] - x]]
-            axes.barh(place, x, xerr=spread, color=COLOURS[row["provider"]], ecolor="#333333", height=0.9)
-            axes.annotate(f" {x:.3g}", (row.get("p80_ms", x), place), va="center", fontsize=8)
+        group = {r["provider"]: r for p in providers for r in rows if _is(r, subject, case, p)}
+        ticks.append((place + (len(group) - 1) / 2, f"{SPEED[subject]}\n{case}" if subject in SPEED else case))
+        for provider, row in group.items():
+            x, high = row[value], row.get("p80_ms", row[value])
+            spread = [[x - row["p20_ms"]], [high - x]] if "p20_ms" in row else None
+            axes.barh(place, x, xerr=spread, color=COLOURS[provider], ecolor=INK, height=0.86)
+            is_ours = provider == OURS
+            times = "" if is_ours or OURS not in group else f"   {_short(_times_ours(row, group[OURS], value))}x"
+            text = f"{_short(x)}{times}"
+            weight = "bold" if is_ours else "normal"
+            offset = {"xytext": (5, 0), "textcoords": "offset points"}
+            axes.annotate(text, (high, place), va="center", fontsize=9, color=INK, weight=weight, **offset)
             place += 1
-        place += 0.8
-    axes.set_yticks([t for t, _ in ticks], [n for _, n in ticks], fontsize=9)
+        place += 1
+    axes.set_yticks([t for t, _ in ticks], [n for _, n in ticks])
+    axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.margins(x=0.12)
-    axes.set_xlabel(label)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.15, y=0.01)
+    axes.set(xscale="log", xlabel=label)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.grid(axis="x")
+    figure.suptitle(title, fontsize=15, weight="bold", color=INK)
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[p]) for p in providers]
-    axes.legend(handles, providers, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(providers))
+    places = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(providers)}
+    axes.legend(handles, providers, frameon=False, fontsize=10, **places)
+    figure.supxlabel(" ", fontsize=8)  # room for the machine
     return figure
+
+
+def _short(x: float) -> str:
+    """Two or three digits, and never an exponent."""
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}" if x >= 10 else f"{x:.2g}"
+
+
+def _times_ours(row: Row, own: Row, value: str) -> float:
+    """As in the tables: times are compared round by round."""
+    return row["times_ours"] if value == "p50_ms" else row[value] / own[value]
+
+
+def _is(row: Row, subject: str, case: str, provider: str) -> bool:
+    return (row["subject"], row["case"], row["provider"]) == (subject, case, provider)
 
 
 def _draw_scaling(rows: list[Row]) -> Any:
@@ -227,19 +265,26 @@ def _draw_scaling(rows: list[Row]) -> Any:
     groups = list(dict.fromkeys(r["group"] for r in rows))
     columns = min(3, len(groups))
     height = -(-len(groups) // columns)
-    figure, grid = plt.subplots(height, columns, figsize=(3.2 * columns, 2.6 * height), squeeze=False)
+    size = (3.4 * columns, 1 + 2.6 * height)
+    figure, grid = plt.subplots(height, columns, figsize=size, squeeze=False, layout="constrained")
     for axes, group in zip(grid.flat, groups, strict=False):
         points = [r for r in rows if r["group"] == group]
-        x, y = [r["x"] for r in points], [r["ns_per_vote"] for r in points]
-        per_ms = [r["ns_per_vote"] / r["p50_ms"] for r in points]
-        low = [v - r["p20_ms"] * s for v, r, s in zip(y, points, per_ms, strict=True)]
-        high = [r["p80_ms"] * s - v for v, r, s in zip(y, points, per_ms, strict=True)]
-        axes.errorbar(x, y, yerr=[low, high], marker="o", color=COLOURS[OURS], ecolor="#333333")
-        axes.set(xlabel=group, ylabel="ns per vote", ylim=(0, None), xticks=x)
-        axes.spines[["top", "right"]].set_visible(False)
+        low, middle, high = (
+            [r["ns_per_vote"] * r[name] / r["p50_ms"] for r in points] for name in ("p20_ms", "p50_ms", "p80_ms")
+        )
+        places = range(len(points))  # as far from each other, whatever the numbers
+        axes.fill_between(places, low, high, color=COLOURS[OURS], alpha=0.2, linewidth=0)
+        axes.plot(places, middle, marker="o", linewidth=2, color=COLOURS[OURS])
+        for place, y in zip(places, middle, strict=True):
+            offset = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(_short(y), (place, y), fontsize=9, color=INK, **offset)
+        axes.set_xticks(places, [f"{r['x']:g}" for r in points])
+        axes.set(xlabel=group, ylim=(0, 1.25 * max(high)), xlim=(-0.35, len(points) - 0.65))
+        axes.grid(axis="y")
     for axes in list(grid.flat)[len(groups) :]:
         axes.set_visible(False)
-    figure.tight_layout()
+    figure.suptitle("A forward and a backward pass: nanoseconds per vote", fontsize=15, weight="bold", color=INK)
+    figure.supxlabel(" ", fontsize=8)  # room for the machine
     return figure
 
 
@@ -264,8 +309,9 @@ NOTES = {
     "image: as many multiply-adds as all votes, once. Routing computes votes again in every iteration.",
     "dynamic_routing": "The traffic is counted, not measured: bytes of every array that a Triton launch, or an "
     "operator of the eager reference, reads or writes, each once.",
-    "models": "A forward pass and a training step (with the loss, without the optimizer). The CNN baseline is the "
-    "paper's own for the same images.",
+    "models": "A forward pass and a training step (with the loss, without the optimizer). `nn.Conv2d` is the same "
+    "network with a convolution in the place of each routed layer, which has as many multiply-adds as its votes; the "
+    "CNN baseline is the paper's own for the same images.",
     "memory": "Kept: what autograd holds for the backward pass, inputs included, without parameters. Peak: how far a "
     "step grows the memory of a fresh process.",
     "scaling": "A forward and a backward pass of our kernels; a flat line is perfect, except over iterations, which "
@@ -276,12 +322,12 @@ NOTES = {
     "once. On CPU, these four are the einops reference under their own names.",
 }
 
-METHOD = """\
+METHOD = f"""\
 Every case calls its providers in turn, round by round, so that a noisy machine disturbs all alike; "times ours" is how
 many times our own time a provider takes, compared within each round. The roofs, a product of two square matrices
 (sgemm) and a copy, are measured in the same rounds. Every result is compared with the reference in float64 first: it
-may be twice as wrong as plain torch in float32, and 128 units in the last place more. A provider that is not prints no
-time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
+may be twice as wrong as plain torch in float32, and {FLOOR} units in the last place more. A provider that is not prints
+no time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
 
 GFLOP/s count matrix products, convolutions and what our kernels need for each vote; the einops reference does other
 work, so it has no rate. A quick run compiles the reference for forward and backward passes only ("step")."""

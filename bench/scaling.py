@@ -30,7 +30,7 @@ def cases(level: str) -> list[Case]:
 
 
 def case_of(group: str, x: int, problem: Problem, threads: int | None = None) -> Case:
-    single = {"timed": (OURS,), "modes": ("step",), "rival": None}
+    single = {"timed": (OURS,), "modes": ("step",), "rivals": ()}
     return case("scaling", f"{group} {x}", problem, group=group, x=x, threads=threads, **single)
 
 

@@ -11,6 +11,9 @@ import random
 import sys
 from pathlib import Path
 
+# oneDNN keeps the programs of 1024 convolutions, one for each shape: 200 MiB that grow for thousands of steps
+os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "8"  # before torch is imported
+
 import torch
 
 from tritoncaps import MarginLoss, SpreadLoss

@@ -1,12 +1,15 @@
 """Every benchmark runs, and its numbers are numbers. No test asserts a time."""
 
+import inspect
 import json
 import math
-import subprocess
+import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCH = Path(__file__).parent.parent / "bench"
 OURS, REFERENCE = "tritoncaps", "reference"
@@ -14,11 +17,25 @@ TIMED = ("pose_votes", "coordinate_addition", "m_step", "e_step", "em_routing", 
 SUBJECTS = (*TIMED, "scaling", "memory", "first_call")
 
 
-def bench(script, *arguments, code=0):
-    command = [sys.executable, str(BENCH / script), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == code, result.stderr
-    return result
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """Run a script as a command, in this process, which has imported torch already; what it printed."""
+    monkeypatch.syspath_prepend(BENCH)
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [str(BENCH / script), *map(str, arguments)])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import harness
+
+    return harness
 
 
 def read(file):
@@ -35,18 +52,9 @@ def test_there_is_a_script_for_each_subject():
     assert scripts == {*SUBJECTS, "suite", "gpu_estimate"}
 
 
-def test_every_subject_runs_alone(tmp_path):
-    """Each script with --smoke, one after the other in a process that has imported torch once."""
-    code = (
-        f"import runpy, sys; sys.path.insert(0, {str(BENCH)!r})\n"
-        f"for name in {SUBJECTS!r}:\n"
-        f"    script = {str(BENCH)!r} + f'/{{name}}.py'\n"
-        f"    sys.argv = [script, '--smoke', '--json', {str(tmp_path)!r} + f'/{{name}}.json']\n"
-        "    runpy.run_path(script, run_name='__main__')"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("device: ") == len(SUBJECTS)
+def test_every_subject_runs_alone(tmp_path, bench):
+    for subject in SUBJECTS:
+        assert bench(f"{subject}.py", "--smoke", "--json", tmp_path / f"{subject}.json").startswith("device: ")
     rows = {}
     for subject in SUBJECTS:
         header, *rows[subject] = read(tmp_path / f"{subject}.json")
@@ -78,7 +86,7 @@ def check_bytes(ours, reference, name):
     assert 0 < ours[name] < reference[name]
 
 
-def test_suite_writes_a_page_and_compares(tmp_path):
+def test_suite_writes_a_page_and_compares(tmp_path, bench):
     """From the same rows, the same page; a run does not differ from itself."""
     out, page = tmp_path / "rows.json", tmp_path / "benchmarks.md"
     arguments = ("--smoke", "--only", "coordinate_addition", "scaling")
@@ -90,13 +98,13 @@ def test_suite_writes_a_page_and_compares(tmp_path):
     again.parent.mkdir()
     bench("suite.py", "--rows", tmp_path / "benchmarks" / "rows.json", "--json", out, "--page", again)
     assert again.read_text() == page.read_text()
-    lines = bench("suite.py", "--compare", out, out).stdout.splitlines()
+    lines = bench("suite.py", "--compare", out, out).splitlines()
     verdicts = [line for line in lines if line.startswith(("coordinate_addition", "scaling"))]
     assert len(verdicts) >= 4
     assert all(line.rstrip().endswith("no difference seen") for line in verdicts)
 
 
-def test_the_page_in_docs_is_generated(tmp_path):
+def test_the_page_in_docs_is_generated(tmp_path, bench):
     """docs/benchmarks.md is what its rows give, to the letter."""
     page = BENCH.parent / "docs" / "benchmarks.md"
     if not page.exists():
@@ -106,38 +114,67 @@ def test_the_page_in_docs_is_generated(tmp_path):
     assert again.read_text() == page.read_text()
 
 
-def test_a_wrong_result_prints_no_time(tmp_path):
+def test_a_wrong_result_prints_no_time(harness):
     """A provider whose error check fails has a reason in place of a time."""
-    code = (
-        "import report, problems, em_routing; from dataclasses import replace\n"
-        "case = em_routing.case('em_routing', 'tiny', problems.TINY)\n"
-        "wrong = replace(case, ours=lambda *x: [1.001 * y for y in case.reference(*x)])\n"
-        "rows = wrong.rows('smoke')\n"
-        "assert all('p50_ms' not in r for r in rows if r['provider'] == 'tritoncaps'), rows\n"
-        "assert all('p50_ms' in r for r in rows if r['provider'] == 'reference'), rows\n"
-        "print(report.table(rows))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "no time: tritoncaps, forward: its error of 1.0e-03 is above" in result.stdout
+    import em_routing
+    import problems
+    import report
+
+    case = em_routing.case("em_routing", "tiny", problems.TINY)
+    wrong = replace(case, ours=lambda *x: [1.001 * y for y in case.reference(*x)])
+    rows = wrong.rows("smoke")
+    assert not any("p50_ms" in r for r in rows if r["provider"] == OURS)
+    assert all("p50_ms" in r for r in rows if r["provider"] == REFERENCE)
+    assert "no time: tritoncaps, forward: its error of 1.0e-03 is above" in report.table(rows)
 
 
-def test_errors_are_one_sentence(tmp_path):
-    error = bench("suite.py", "--compare", tmp_path / "a.json", tmp_path / "b.json", code=1).stderr
-    assert error.startswith("bench: ")
-    assert error.count("\n") == 1
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--compare", "nowhere/a.json", "nowhere/b.json"), "bench: .*nowhere/a.json"),
+        (("--smoke", "--against", "no-such-commit"), "bench: git knows no commit 'no-such-commit'"),
+        (("--smoke", "--profile", "proton"), "bench: --profile proton needs a GPU"),
+    ],
+)
+def test_errors_are_one_sentence(tmp_path, bench, arguments, sentence):
+    with pytest.raises(SystemExit, match=sentence) as caught:
+        bench("suite.py", *arguments, "--json", tmp_path / "rows.json")
+    assert "\n" not in caught.value.code
 
 
-def test_gpu_estimate(tmp_path):
+def test_models_stand_beside_convolutions_of_as_many_multiply_adds(harness):
+    """nn.Conv2d in the place of routed layers: as many operations as the votes have, and those of the other layers."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import models
+
+    case = models.matrix_case("small", (64, 8, 16, 16), 1, ())
+    rival = next(x for x in case.rivals if x.name == "nn.Conv2d")
+    with FlopCounterMode(display=False) as counter:
+        rival.function(*(x.float() if x.is_floating_point() else x for x in rival.tensors()))
+    votes = (36 * 9 * 8 * 16) + (16 * 9 * 16 * 16) + (16 * 16 * 5)
+    features, primary = 14 * 14 * 64 * 2 * 25, 14 * 14 * 64 * 64
+    assert counter.get_total_flops() == 2 * (64 * votes + features + primary)
+
+
+def test_proton_gets_what_it_takes(tmp_path, monkeypatch, harness):
+    """There is no GPU to profile: the calls, against the signatures of Triton's profiler."""
+    import triton.profiler as proton
+
+    calls = []
+    for function in (proton.start, proton.finalize):
+        record = lambda *x, f=function, **k: calls.append((f.__name__, inspect.signature(f).bind(*x, **k).arguments))  # noqa: E731
+        monkeypatch.setattr(proton, function.__name__, record)
+    case = harness.Case("x", "x", ours := lambda x: [x * 2], ours, lambda: [torch.ones(2)], images=1, data=1)
+    harness.profile(case, tmp_path / "tree", "proton")
+    assert calls == [("start", {"name": str(tmp_path / "tree"), "hook": "triton"}), ("finalize", {"session": None})]
+
+
+def test_gpu_estimate(tmp_path, bench):
     """The traffic of the paper's first ConvCaps, forward and backward, is at most 5% of what the eager reference moves;
     every view fills the 108 multiprocessors of an A100 at batch 16."""
-    out = tmp_path / "rows.json"
-    command = [sys.executable, str(BENCH / "gpu_estimate.py"), "--smoke", "--json", str(out)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("ESTIMATES")
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    *kernels, ours, eager = rows
+    assert bench("gpu_estimate.py", "--smoke", "--json", tmp_path / "rows.json").startswith("ESTIMATES")
+    *kernels, ours, eager = read(tmp_path / "rows.json")
     assert ours["bytes"] <= 0.05 * eager["bytes"]
     assert all(row["programs_at_16"] >= 108 for row in kernels if row["kernel"].startswith(VIEWS))
 
@@ -145,14 +182,12 @@ def test_gpu_estimate(tmp_path):
 VIEWS = ("parent_view", "log_sum", "assignment_gradient", "child_gradient", "weight_view")
 
 
-def test_resource_tables_of_the_documents():
+def test_resource_tables_of_the_documents(bench):
     """Each table in docs/ is what the command in the comment before it prints."""
     found = 0
     for page in sorted((BENCH.parent / "docs").glob("*-view.md")):
-        _, command, table = page.read_text().partition("<!-- python bench/gpu_estimate.py ")
+        _, _, table = page.read_text().partition("<!-- python bench/gpu_estimate.py ")
         arguments, _, table = table.partition(" -->")
-        command = [sys.executable, str(BENCH / "gpu_estimate.py"), *arguments.split()]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert table.strip() == printed.strip(), page
+        assert table.strip() == bench("gpu_estimate.py", *arguments.split()).strip(), page
         found += 1
     assert found == 3
