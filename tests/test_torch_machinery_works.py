@@ -87,8 +87,12 @@ def test_activation_checkpointing(reentrant):
     second = checkpoint(lambda *x: tuple(model.conv_caps1(Capsules(*x))), *first, use_reentrant=reentrant)
     last = model.class_caps(model.conv_caps2(Capsules(*second)))
     SpreadLoss()(last.activations, torch.arange(2)).backward()
-    for parameter, grad in zip(model.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, grad)
+    for (name, parameter), grad in zip(model.named_parameters(), expected, strict=True):
+        if name.startswith("primary") and name.endswith("bias"):
+            # reentrant, torch's convolution gets its gradient in another layout, and adds it up in another order
+            torch.testing.assert_close(parameter.grad, grad)
+        else:
+            assert torch.equal(parameter.grad, grad), name
 
 
 def test_selective_checkpointing_may_keep_the_routing(monkeypatch):
