@@ -28,7 +28,7 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor
     poses [N, B, *in_size, 4, 4], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 4, 4], zero in missing slots.
     """
     children = _at_edges(poses, routing_map)
-    slot_weight = weight[routing_map.tables(weight.device).weight_of]
+    slot_weight = weight[routing_map.tables(weight.device).weight_of.long()]
     return einsum(children, slot_weight, "n p s b i k, s b c k j -> n p s b c i j")
 
 
@@ -211,7 +211,7 @@ def squash(vectors: Tensor, dim: int = -1) -> Tensor:
 def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
     """u_hat_ij = W_ij^T u_i: poses [N, B, *in_size, D], weight [K, B, C, D, E] -> votes [N, P, S, B, C, E]."""
     children = _at_edges(poses, routing_map)
-    slot_weight = weight[routing_map.tables(weight.device).weight_of]
+    slot_weight = weight[routing_map.tables(weight.device).weight_of.long()]
     return einsum(children, slot_weight, "n p s b d, s b c d e -> n p s b c e")
 
 
@@ -234,7 +234,7 @@ def dynamic_routing(
     votes = vector_votes(poses, weight, routing_map)
     if priors is None:
         priors = weight.new_zeros(weight.shape[:3])
-    b = widen(priors)[routing_map.tables(weight.device).weight_of].expand(votes.shape[:-1])
+    b = widen(priors)[routing_map.tables(weight.device).weight_of.long()].expand(votes.shape[:-1])
     rival = 0.0 if routing.none_of_the_above else -math.inf
 
     def weighted_sum(b: Tensor) -> Tensor:
