@@ -106,8 +106,9 @@ ROUTE = "ClassCaps(3, 4)(Capsules(torch.randn(9, 3, 5, 4, 4), torch.rand(9, 3, 5
 
 
 def test_exit_is_clean():
-    run(ROUTE)  # may say that it compiles
-    result = run(f"{ROUTE}\nprint('done')")
+    run(ROUTE)
+    quiet = "import logging; logging.disable()"  # a busy machine may take so long to load kernels that it says so
+    result = run(f"{quiet}\n{ROUTE}\nprint('done')")
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 

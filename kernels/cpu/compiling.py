@@ -81,7 +81,7 @@ def _announce() -> None:
     global _announced
     if not _announced:
         _announced = True
-        _LOG.warning("compiling the CPU kernels; this happens once, the result is cached on disk")
+        _LOG.warning("preparing the CPU kernels: they are compiled once, and loaded from disk from then on")
 
 
 @cache
