@@ -244,12 +244,14 @@ def _signature(variant: Variant) -> dict[str, Any]:
 def _habits(asm: dict[str, str], contiguous: int) -> dict[str, int]:
     """Divisions by what is no constant inside a loop, and loads whose lanes do not run along the contiguous axis."""
     divisors = re.findall(r"^ {6,}.* arith\.(?:div|rem)[su]i %\S+, (%\S+)", asm["ttir"], re.MULTILINE)
-    fastest = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*order = \[(\d)", asm["ttgir"], re.MULTILINE))
+    orders = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*order = \[([\d, ]+)", asm["ttgir"], re.MULTILINE))
     loads = re.findall(r"tt\.load .*: tensor<([\dx]+)x!tt\.ptr<\w+>, (#\w+)>", asm["ttgir"])
-    return {
-        "divisions": sum(not divisor.startswith("%c") for divisor in divisors),
-        "strided": sum(int(fastest[layout]) != contiguous % len(shape.split("x")) for shape, layout in loads),
-    }
+    strided = 0
+    for sizes, layout in loads:
+        shape = [int(size) for size in sizes.split("x")]
+        fastest = next((axis for axis in map(int, orders[layout].split(",")) if shape[axis] > 1), contiguous)
+        strided += shape[contiguous] > 1 and fastest != contiguous % len(shape)
+    return {"divisions": sum(not divisor.startswith("%c") for divisor in divisors), "strided": strided}
 
 
 def _nvidia_usage(cubin: bytes) -> dict[str, int]:
