@@ -176,6 +176,16 @@ def test_triton_says_what_it_needs(monkeypatch):
         ConvCaps2d(3, 4, 3, backend="triton")(capsules())
 
 
+def test_triton_takes_cpu_tensors_for_an_emulator(monkeypatch):
+    """Kernels imported for the interpreter stand for an emulator's: only the variable lets tensors through."""
+    given = capsules()
+    with use_backend("triton"):
+        expected = LAYER(given)
+        monkeypatch.delenv("TRITON_INTERPRET")
+        monkeypatch.setenv("TRITONCAPS_TRITON_ON_CPU", "1")
+        assert torch.equal(LAYER(given).poses, expected.poses)
+
+
 def test_a_model_without_decoder_says_so():
     with pytest.raises(RuntimeError, match="this CapsNet has no decoder"):
         CapsNet(channels=2, primary_caps=1, decoder=False).reconstruct(VECTORS)

@@ -1,12 +1,15 @@
 """The operations on stored votes: linear where they should be, equal on every backend, gradients included."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tritoncaps import Gaussians, RoutingMap, functional, reference
-from tritoncaps.testing import Problem, assert_close, routing_maps
+from tritoncaps.testing import Problem, assert_as_good_as, assert_close, routing_maps
+from tritoncaps.testing.problems import LAYOUTS, lay_out
 
 BACKENDS = {"reference": 15, "triton": 4}
 MAPS = {
@@ -46,16 +49,18 @@ def stored(routing_map, pose, images=2, in_caps=3, out_caps=5):
     }
 
 
+def values_and_gradients(call, *inputs):
+    """What a call returns, and the gradients of its inputs for a random cotangent."""
+    given = [x.detach().requires_grad_() for x in inputs]
+    outputs = call(*given)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    torch.manual_seed(5)
+    total = sum((x * random(*x.shape)).sum() for x in outputs)
+    return [*outputs, *torch.autograd.grad(total, given, allow_unused=True)]
+
+
 def compare(function, expected_function, *inputs):
-    """Values and gradients."""
-    results = []
-    for call in (function, expected_function):
-        given = [x.clone().requires_grad_() for x in inputs]
-        outputs = call(*given)
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        torch.manual_seed(5)
-        total = sum((x * random(*x.shape)).sum() for x in outputs)
-        results.append([*outputs, *torch.autograd.grad(total, given, allow_unused=True)])
+    results = (values_and_gradients(call, *inputs) for call in (function, expected_function))
     for index, (actual, expected) in enumerate(zip(*results, strict=True)):
         assert (actual is None) == (expected is None)
         if actual is not None:
@@ -119,6 +124,63 @@ def test_an_empty_batch_gives_an_empty_result(backend):
     ):
         assert result.shape == expected.shape
     assert functional.e_step(votes, given["gaussians"], **route).shape == given["assignments"].shape
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@given(
+    routing_map=routing_maps(small=True),
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+    pose=st.sampled_from([(1,), (2, 3), (4, 4), (17,)]),
+    competition=st.sampled_from(["global", "local"]),
+    layout=st.sampled_from(LAYOUTS),
+)
+def test_drawn_votes_in_triton(routing_map, sizes, pose, competition, layout):
+    torch.manual_seed(0)
+    given = stored(routing_map, pose, *sizes)
+    names = ("votes", "assignments", "activations")
+    edges = [lay_out(given[name], layout) for name in names]
+    compare(
+        lambda *x: functional.m_step(*x, routing_map, inverse_temperature=0.5, backend="triton"),
+        lambda *x: reference.m_step(*x, routing_map, inverse_temperature=0.5),
+        *edges,
+        given["beta_u"],
+        given["beta_a"],
+    )
+    compare(
+        lambda v, *g: functional.e_step(v, Gaussians(*g), routing_map, competition=competition, backend="triton"),
+        lambda v, *g: reference.e_step(v, Gaussians(*g), routing_map, competition=competition),
+        edges[0],
+        *given["gaussians"],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_narrow_types_are_for_storage_only(dtype):
+    """Arrays are rounded; what happens between is float32, as good as plain torch's."""
+    m = MAPS["class"]
+    given, problem = stored(m, (4, 4)), Problem(m, in_caps=3, out_caps=5).inputs()
+    votes, options = given["votes"], {"inverse_temperature": 0.3, "variance_floor": 0.2}
+    calls = [
+        (lambda *x, backend: functional.pose_votes(*x, m, backend), problem.poses, problem.weight),
+        (lambda v, backend: functional.coordinate_addition(v, m, backend), votes),
+        (lambda *x, backend: functional.m_step(*x, m, **options, backend=backend), *list(given.values())[:5]),
+        (
+            lambda v, *g, backend: functional.e_step(v, Gaussians(*g), m, backend=backend),
+            given["votes"],
+            *given["gaussians"],
+        ),
+    ]
+    floor = max(32 * torch.finfo(torch.float32).eps, 2 * torch.finfo(dtype).eps)
+    for call, *inputs in calls:
+        rounded = [x.to(dtype) for x in inputs]
+        results = values_and_gradients(partial(call, backend="triton"), *rounded)
+        plain, exact = (
+            values_and_gradients(partial(call, backend="reference"), *(x.to(wide) for x in rounded))
+            for wide in (torch.float32, torch.float64)
+        )
+        for index, (x, y, z) in enumerate(zip(results, plain, exact, strict=True)):
+            assert x.dtype == dtype
+            assert_as_good_as(f"result {index}", x, y.to(dtype), z, floor)
 
 
 def test_missing_slots_are_ignored(backend):

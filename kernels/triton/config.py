@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 WARP = 32
-PARENT_TYPES = (8, 16, 32)  # of a tile
+PARENT_TYPES = (16, 32)  # of a tile
 REFERENCE_BATCH = 16  # at which the splits fill
 PROGRAMS = 256  # a large GPU
 FEWEST_STEPS = 2  # of a split's loop
@@ -64,11 +64,6 @@ def child_tile(BC: int) -> Tile:
 def gradient_tile(BC: int) -> Tile:
     """One element for each thread: the gradients need twice the registers."""
     return Tile(WARP // BC, 8, BC, 8)
-
-
-def tiles() -> list[tuple[Tile, Tile, Tile]]:
-    """Every parent, child and gradient tile that `choose` can return."""
-    return [(parent_tile(BC), child_tile(BC), gradient_tile(BC)) for BC in PARENT_TYPES]
 
 
 def blocks(size: int, block: int) -> int:

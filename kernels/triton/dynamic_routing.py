@@ -212,5 +212,5 @@ def _launch(kernel: Any, programs: int, e: VectorEdges, tile: config.Tile, **arg
         return
     known = {"p_poses": e.poses, "p_weight": e.weight, "p_priors": e.priors, **e.sizes}
     known = {name: value for name, value in known.items() if name in kernel.arg_names}
-    limits = {"maxnreg": config.REGISTERS} if e.poses.is_cuda and torch.version.hip is None else {}
+    limits = {} if torch.version.hip else {"maxnreg": config.REGISTERS}
     kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **limits)

@@ -249,40 +249,50 @@ def dynamic_child_view_kernel(
 
 @triton.jit
 def vote_gradient(
-    b_votes,
+    p_pose,
+    p_matrix,
     b_prior,
-    p_q,
-    p_g,
-    p_log_sum,
-    p_mean,
-    m_n,
-    m_parent,
-    state_step,
-    group_step,
-    T,
+    pointers,
+    tile,
+    sizes,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
     VARIABLE: tl.constexpr,
-    BN: tl.constexpr,
-    BC: tl.constexpr,
-    BE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """dV [BN, BC, BE] = sum_t R g + dl q and sum_t dl [BN, BC, 1], with dl = R (u_hat . g - mean); without dl q if the
-    agreements are not VARIABLE. The steps lead from one of the T iterations to the next."""
+    """dV [BN, BC, BE] = sum_t R g + dl q and sum_t dl [BN, BC, 1] of all T iterations, with dl = R (u_hat . g - mean);
+    without dl q if the agreements are not VARIABLE.
+
+    pointers  p_q and p_g [T, N, P, C, E], p_log_sum and p_mean [T, N, G, B]
+    tile      images, parent types and pose entries; child type, parent location and group
+    sizes     N, P, G, T
+    """
+    p_q, p_g, p_log_sum, p_mean = pointers
+    o_n, o_c, o_e, i_b, i_p, i_g = tile
+    N, P, G, T = sizes
+    BN: tl.constexpr = o_n.shape[0]
+    BC: tl.constexpr = o_c.shape[1]
+    BE: tl.constexpr = o_e.shape[2]
+    m_n = o_n < N
+    m_pose = (o_c < C) & (o_e < E)
+    o_parent = parent_offsets(o_n, i_p, o_c, o_e, P, C, E)
+    o_group = (o_n * G + i_g) * B + i_b
+    b_votes = child_votes(p_pose, p_matrix, m_n, m_pose, D, E, BN, BC, BE, DTYPE)
     b_dV = tl.zeros((BN, BC, BE), DTYPE)
     b_dl = tl.zeros((BN, BC, 1), DTYPE)
     for _ in range(T):
-        b_q = tl.load(p_q, mask=m_parent, other=0.0)
-        b_g = tl.load(p_g, mask=m_parent, other=0.0)
-        b_R = assignment(b_prior + agreement(b_votes, b_q), tl.load(p_log_sum, mask=m_n, other=0.0))
-        b_slope = b_R * (agreement(b_votes, b_g) - tl.load(p_mean, mask=m_n, other=0.0))
+        b_q = tl.load(p_q + o_parent, mask=m_n & m_pose, other=0.0)
+        b_g = tl.load(p_g + o_parent, mask=m_n & m_pose, other=0.0)
+        b_R = assignment(b_prior + agreement(b_votes, b_q), tl.load(p_log_sum + o_group, mask=m_n, other=0.0))
+        b_slope = b_R * (agreement(b_votes, b_g) - tl.load(p_mean + o_group, mask=m_n, other=0.0))
         b_dV = tl.fma(b_R, b_g, b_dV)
         if VARIABLE:
             b_dV = tl.fma(b_slope, b_q, b_dV)
         b_dl += b_slope
-        p_q += state_step
-        p_g += state_step
-        p_log_sum += group_step
-        p_mean += group_step
+        o_parent += N.to(tl.int64) * P * C * E
+        o_group += N.to(tl.int64) * G * B
     return b_dV, b_dl
 
 
@@ -335,40 +345,31 @@ def dynamic_child_gradient_kernel(
     o_d = tl.arange(0, BD)[None, :]
     m_n = o_n < N
     o_child = ((o_n * B + i_b) * L + i_l) * D
-    state_step = N.to(tl.int64) * P * C * E
-    group_step = N.to(tl.int64) * G * B
 
     b_du = tl.zeros((BN, BD), DTYPE)
     for i_pair in range(tl.load(p_parents_start + i_l), tl.load(p_parents_start + i_l + 1)):
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
         i_k = tl.load(p_weight_of + i_s)
-        o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + i_b
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, :, None]
-            m_pose = (o_c < C) & (o_e < E)
-            o_parent = parent_offsets(o_n, i_p, o_c, o_e, P, C, E)
             p_matrix = p_weight + matrix_offsets(i_k, i_b, o_c, o_e, B, C, D, E)
             b_dV, _ = vote_gradient(
-                child_votes(p_poses + o_child, p_matrix, m_n, m_pose, D, E, BN, BC, BE, DTYPE),
+                p_poses + o_child,
+                p_matrix,
                 load_prior(p_priors, i_k, i_b, o_c, o_c < C, B, C, DTYPE),
-                p_q + o_parent,
-                p_g + o_parent,
-                p_log_sum + o_group,
-                p_mean + o_group,
-                m_n,
-                m_n & m_pose,
-                state_step,
-                group_step,
-                T,
+                (p_q, p_g, p_log_sum, p_mean),
+                (o_n, o_c, o_e, i_b, i_p, i_p * S + i_s if LOCAL else i_l),
+                (N, P, G, T),
+                B,
+                C,
+                D,
+                E,
                 VARIABLE,
-                BN,
-                BC,
-                BE,
                 DTYPE,
             )
             for i_d in range(D):
-                b_product = b_dV * tl.load(p_matrix + i_d * E, mask=m_pose, other=0.0)
+                b_product = b_dV * tl.load(p_matrix + i_d * E, mask=(o_c < C) & (o_e < E), other=0.0)
                 b_entry = tl.sum(tl.sum(b_product, axis=2), axis=1)[:, None]
                 b_du += tl.where(o_d == i_d, b_entry, 0.0)
     o_out = tl.reshape(o_child, (BN, 1)) + o_d
@@ -433,40 +434,33 @@ def dynamic_weight_view_kernel(
     m_pose = (o_c < C) & (o_e < E)
     o_matrix = matrix_offsets(i_k, i_b, o_c, o_e, B, C, D, E)
     b_prior = load_prior(p_priors, i_k, i_b, o_c, o_c < C, B, C, DTYPE)
-    state_step = N.to(tl.int64) * P * C * E
-    group_step = N.to(tl.int64) * G * B
 
     b_dW = ()
     for _ in tl.static_range(BD):
         b_dW = b_dW + (tl.zeros((BN, BC, BE), DTYPE),)
     b_db = tl.zeros((BN, BC, 1), DTYPE)
+    i_first = i_split // pair_splits * BN
     i_end = tl.load(p_weight_start + i_k + 1)
     for i_pair in range(tl.load(p_weight_start + i_k) + i_split % pair_splits, i_end, pair_splits):
         i_l = tl.load(p_pair_child + i_pair)
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
-        for i_n in range(i_split // pair_splits * BN, N, image_splits * BN):
+        for i_n in range(i_first, N, image_splits * BN):
             o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
             m_n = o_n < N
             p_pose = p_poses + ((o_n * B + i_b) * L + i_l) * D
-            o_parent = parent_offsets(o_n, i_p, o_c, o_e, P, C, E)
-            o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + i_b
             b_dV, b_dl = vote_gradient(
-                child_votes(p_pose, p_weight + o_matrix, m_n, m_pose, D, E, BN, BC, BE, DTYPE),
+                p_pose,
+                p_weight + o_matrix,
                 b_prior,
-                p_q + o_parent,
-                p_g + o_parent,
-                p_log_sum + o_group,
-                p_mean + o_group,
-                m_n,
-                m_n & m_pose,
-                state_step,
-                group_step,
-                T,
+                (p_q, p_g, p_log_sum, p_mean),
+                (o_n, o_c, o_e, i_b, i_p, i_p * S + i_s if LOCAL else i_l),
+                (N, P, G, T),
+                B,
+                C,
+                D,
+                E,
                 VARIABLE,
-                BN,
-                BC,
-                BE,
                 DTYPE,
             )
             b_db += tl.where(m_n, b_dl, 0.0)

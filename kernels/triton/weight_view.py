@@ -81,6 +81,7 @@ def weight_view_kernel(
         b_weight = load_entries(p_weight + o_weight, C, m_weight, ENTRIES, DTYPE)
     i_begin = tl.load(p_weight_start + i_k)
     i_end = tl.load(p_weight_start + i_k + 1)
+    i_first = i_split // pair_splits * BN
 
     b_dW = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     for i_pair in range(i_begin + i_split % pair_splits, i_end, pair_splits):
@@ -90,7 +91,7 @@ def weight_view_kernel(
         b_offset = load_offset(p_offset, i_s, DTYPE)
         if p_dV is None:
             b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
-        for i_n in range(i_split // pair_splits * BN, N, image_splits * BN):
+        for i_n in range(i_first, N, image_splits * BN):
             o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
             m_child = (o_n < N) & (o_b < B)
             o_child = o_n * L + i_l
