@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -24,6 +24,8 @@ from tritoncaps.kernels.cpu.compiling import ready
 
 if TYPE_CHECKING:
     from tritoncaps.kernels.cpu.layout import Edges
+
+OMP_PAUSE_SOFT = 1
 
 _pool: ThreadPoolExecutor | None = None
 _workers = 0
@@ -54,30 +56,34 @@ def num_threads() -> int:
 
 @contextmanager
 def torch_in_one_thread() -> Iterator[None]:
-    """Between two kernels, torch does small things in the calling thread alone.
+    """Between two kernels, torch does small things in the calling thread alone, and its other threads end.
 
-    After an operation, OpenMP's threads spin for a while in the hope of another one. They would take the cores
-    from the kernel that follows. OpenMP keeps the number of threads per calling thread, so nobody else notices.
+    After an operation, OpenMP's threads spin for milliseconds in the hope of another one. They would take the cores from
+    the kernels that follow; torch's next operation starts them again, in some 50 microseconds. OpenMP keeps threads,
+    and their number, per calling thread, so nobody else notices.
     """
-    threads, set_threads = num_threads(), _omp_set_num_threads()
-    if threads == 1 or hasattr(_torch, "threads") or set_threads is None:
+    threads, openmp = num_threads(), _openmp()
+    if threads == 1 or hasattr(_torch, "threads") or openmp is None:
         yield
         return
     _torch.threads = threads
-    set_threads(1)
+    openmp.omp_set_num_threads(1)
+    openmp.omp_pause_resource_all(OMP_PAUSE_SOFT)
     try:
         yield
     finally:
-        set_threads(threads)
+        openmp.omp_set_num_threads(threads)
         del _torch.threads
 
 
 @lru_cache(maxsize=1)
-def _omp_set_num_threads() -> Callable[[int], None] | None:
-    """The function of the OpenMP runtime that torch uses, if there is one and it can be found."""
-    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP runtime that torch uses, if there is one and it can be found."""
+    for path in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
         try:
-            return ctypes.CDLL(str(library)).omp_set_num_threads
+            library = ctypes.CDLL(str(path))
+            library.omp_set_num_threads, library.omp_pause_resource_all  # noqa: B018
+            return library
         except (OSError, AttributeError):
             continue
     return None
