@@ -29,7 +29,7 @@ from tritoncaps.routing_map import Tables
 VECTOR_BYTES = 32
 WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
 TYPES_TOGETHER = 8  # at most
-PACKED = 1 << 16  # numbers of a weight whose packing is worth a thread
+PACKED = 1 << 18  # numbers of a weight whose packing is worth a thread
 DTYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int32: "=i4", torch.int64: "=i8"}
 
 
@@ -219,17 +219,16 @@ def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-d
 
 def array(x: Tensor) -> Any:
     """The numbers of a tensor as a flat NumPy array; a copy only if x is not contiguous."""
-    x = x.detach().contiguous().reshape(-1)
-    dtype = DTYPES[x.dtype]
-    return np.asarray(_Memory(x, dtype)) if x.numel() else np.empty(0, dtype)
+    return np.asarray(_Memory(x.contiguous())) if x.numel() else np.empty(0, DTYPES[x.dtype])
 
 
 class _Memory:
     """A tensor's memory, as NumPy takes it. (`Tensor.numpy` would forbid for ever to resize it, as FSDP does.)"""
 
-    def __init__(self, x: Tensor, dtype: str) -> None:
+    def __init__(self, x: Tensor) -> None:
         self.tensor = x  # lives as long as the array
-        self.__array_interface__ = {"data": (x.data_ptr(), False), "shape": x.shape, "typestr": dtype, "version": 3}
+        kind = {"shape": (x.numel(),), "typestr": DTYPES[x.dtype], "version": 3}
+        self.__array_interface__ = {"data": (x.data_ptr(), False), **kind}
 
 
 def _contiguous(name: str, x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import Fit, History
 
 CHUNKS = 32  # of parents, at most
-PARENTS = 64  # blocks of parent types that are worth a task
+PARENTS = 512  # blocks of parent types that are worth a task
 RANGES = 4  # of child types, at most; each is a task for every image
 MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
 EDGES_AT_A_TIME = 64  # partial sums of so many votes, so that rounding errors do not grow with all of them
