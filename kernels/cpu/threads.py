@@ -58,9 +58,9 @@ def num_threads() -> int:
 def torch_in_one_thread() -> Iterator[None]:
     """Between two kernels, torch does small things in the calling thread alone, and its other threads end.
 
-    After an operation, OpenMP's threads spin for milliseconds in the hope of another one. They would take the cores from
-    the kernels that follow; torch's next operation starts them again, in some 50 microseconds. OpenMP keeps threads,
-    and their number, per calling thread, so nobody else notices.
+    After an operation, OpenMP's threads spin for milliseconds in the hope of another one. They would take the cores
+    from the kernels that follow; torch's next operation starts them again, in some 50 microseconds. OpenMP keeps
+    threads, and their number, per calling thread, so nobody else notices.
     """
     threads, openmp = num_threads(), _openmp()
     if threads == 1 or hasattr(_torch, "threads") or openmp is None:
