@@ -1,9 +1,12 @@
 """The CPU kernels among threads and processes: same bits, no deadlock, no crash."""
 
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, functional
 from tritoncaps.testing import Problem, gradients
 
+ROOT = Path(__file__).parent.parent
 PROBLEM = Problem(RoutingMap.conv((9, 9), 3, stride=2), images=5, in_caps=9, out_caps=17)
 
 
@@ -158,6 +162,21 @@ def test_layers_of_one_model_share_the_compiled_kernels():
     assert run(code).returncode == 0
     result = run(code)
     assert result.stdout == "0\n", result.stderr
+
+
+def test_kernels_are_cached_elsewhere_if_the_package_is_not_writable(tmp_path):
+    """Nobody can write into the folder of a package whose __pycache__ is a file; the user's cache directory serves."""
+    package = tmp_path / "site" / "tritoncaps"
+    leave = shutil.ignore_patterns("__pycache__")
+    for folder in (ROOT / "tritoncaps", ROOT / "kernels", ROOT / "models"):
+        shutil.copytree(folder, package if folder.name == "tritoncaps" else package / folder.name, ignore=leave)
+    (package / "kernels" / "cpu" / "__pycache__").touch()
+    code = "import torch, tritoncaps; print(tritoncaps.__file__); tritoncaps.functional.squash(torch.randn(3, 8))"
+    env = {**os.environ, "PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
+    assert result.stdout.startswith(str(package))
+    assert list((tmp_path / "cache").rglob("squash*.nbc"))
 
 
 def test_layers_agree_with_each_other():

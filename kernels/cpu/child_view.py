@@ -55,17 +55,8 @@ def uniform_weights(e, n, b, types, r):  # type: ignore[no-untyped-def]
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
-            at = edge * NUMBERS
-            fill(
-                r,
-                edge * lanes,
-                e.share,
-                e.edges[at + GROUP],
-                e.activations,
-                children + e.edges[at + CHILD],
-                e.blocks,
-                step,
-            )
+            child, group = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP]
+            fill(r, edge * lanes, e.share, group, e.activations, child, e.blocks, step)
 
 
 @part
@@ -97,17 +88,8 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
-            at = edge * NUMBERS
-            scale(
-                r,
-                edge * lanes,
-                total,
-                e.edges[at + GROUP],
-                e.activations,
-                children + e.edges[at + CHILD],
-                e.blocks,
-                step,
-            )
+            child, group = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP]
+            scale(r, edge * lanes, total, group, e.activations, child, e.blocks, step)
     for g in range(groups):
         log_sum[kept + g] = greatest[g]
         log_sum[len(log_sum) // 2 + kept + g] = total[g]

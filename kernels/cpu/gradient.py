@@ -190,10 +190,8 @@ def _vote_gradients(  # type: ignore[no-untyped-def]
     edge, count = first * NUMBERS, last - first
     parents = e.images * e.parents_count * e.blocks
     base = (since * parents + (n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes
-    poses, weight = (
-        (n * e.child_types + b) * e.children_count * 16,
-        (block * e.child_types + b) * e.weights * 16 * lanes,
-    )
+    poses = (n * e.child_types + b) * e.children_count * 16
+    weight = (block * e.child_types + b) * e.weights * 16 * lanes
     row, size = block * step + first * lanes, e.blocks * step
     if T - since == 1:
         vote_gradients_0(

@@ -28,6 +28,7 @@ from tritoncaps.routing_map import Tables
 
 VECTOR_BYTES = 32
 WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
+EDGES_TOGETHER = 128  # of a parent, for the same reason
 TYPES_TOGETHER = 8  # at most
 PACKED = 1 << 18  # numbers of a weight whose packing is worth a thread
 DTYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int32: "=i4", torch.int64: "=i8"}
@@ -135,7 +136,8 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     weights, _, parent_types = weight.shape[:3]
     parents, slots = tables.children.shape
     lanes, blocks = vectors(parent_types, poses.dtype)
-    together = max(1, min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights)))
+    together = min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights), EDGES_TOGETHER // max(1, slots))
+    together = max(1, together)
     of_map = _of_map(tables, competition, weights, together, parent_types, poses.dtype)
     packed = scratch("weight", (blocks, child_types, weights, 16, lanes), poses.dtype)
     found = Edges(

@@ -74,20 +74,8 @@ def _m_step(edges: Edges, fit: Fit, weights: int, centre: Tensor, out: Tensor, l
             arrays = moments, about, again.ravel(), statistics, nothing, array(log_sum), nothing
             run(_moments_kernel, some * ranges, edges, first, ranges, weights, *arrays)
             chunks = _chunks(edges, some)
-            run(
-                _fit_kernel,
-                chunks,
-                edges,
-                first,
-                some,
-                chunks,
-                ranges,
-                array(out),
-                moments,
-                about,
-                again.ravel(),
-                *parents,
-            )
+            arrays = array(out), moments, about, again.ravel(), *parents
+            run(_fit_kernel, chunks, edges, first, some, chunks, ranges, *arrays)
             if not again.any():
                 break
 
