@@ -178,12 +178,12 @@ def test_triton_says_what_it_needs(monkeypatch):
 
 def test_triton_takes_cpu_tensors_for_an_emulator(monkeypatch):
     """Kernels imported for the interpreter stand for an emulator's: only the variable lets tensors through."""
-    given = capsules()
+    layer, given = ClassCaps(1, 2), Capsules(torch.randn(1, 1, 2, 4, 4), torch.rand(1, 1, 2))
     with use_backend("triton"):
-        expected = LAYER(given)
+        expected = layer(given)
         monkeypatch.delenv("TRITON_INTERPRET")
         monkeypatch.setenv("TRITONCAPS_TRITON_ON_CPU", "1")
-        assert torch.equal(LAYER(given).poses, expected.poses)
+        assert torch.equal(layer(given).poses, expected.poses)
 
 
 def test_a_model_without_decoder_says_so():

