@@ -87,12 +87,12 @@ class Case:
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
         """Time all providers in turn, check what they computed, and count what they keep."""
         functions = {OURS: self.ours, REFERENCE: self.reference}
-        if level != "smoke" and COMPILED in self.timed:
+        # compiling takes most of a quick run's time, so it does so for steps of routing only
+        if COMPILED in self.timed and (level == "full" or (level == "quick" and not self.bytes)):
             torch._dynamo.reset()  # or it would try shapes that vary
             functions[COMPILED] = torch.compile(self.reference)
         calls, rows = {}, {}
         for provider, mode in itertools.product(functions, self.modes):
-            # compiling takes most of a quick run's time, so it does so for steps only
             if provider in self.timed and (provider, mode, level) != (COMPILED, "forward", "quick"):
                 call = self.call(functions[provider], self.tensors, self.data, mode, torch.float32)
                 rows[provider, mode], calls[provider, mode] = self._row(provider, mode), call
@@ -256,7 +256,7 @@ _a, _b = torch.randn(2, _SIDE, _SIDE, device=DEVICE)
 _source = torch.ones(_NUMBERS, device=DEVICE)
 _target = torch.empty_like(_source)
 ROOFS: dict[Any, Callable[[], object]] = {"sgemm": lambda: _a @ _b, "copy": lambda: _target.copy_(_source)}
-SHORT = 0.5  # seconds
+SHORT = 0.1  # seconds
 ROOF_AMOUNTS = {"sgemm": 2 * _SIDE**3, "copy": 2 * _source.numel() * 4}
 
 
