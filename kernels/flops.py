@@ -31,6 +31,17 @@ def backward_flops(iterations: int) -> int:
     return (iterations - 1) * each + sweep
 
 
+# Of a vote of so many entries that is stored: the M-step, the E-step, and what their backward passes do with it.
+STORED = {
+    "m_step_forward": lambda entries: 4 * entries,
+    "m_step_backward": lambda entries: 8 * entries,
+    "e_step_forward": lambda entries: 3 * entries + EXP,
+    "e_step_backward": lambda entries: 6 * entries,
+}
+COORDINATES = 4  # additions for each vote
+SQUASH = {"squash_forward": 4, "squash_backward": 8}  # for each number
+
+
 def dynamic_forward_flops(iterations: int, in_dim: int, out_dim: int) -> int:
     """For each iteration, a vote and its part of the weighted sum; for all but the first, its agreement and softmax."""
     each = 2 * in_dim * out_dim + 2 * out_dim

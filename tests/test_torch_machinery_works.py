@@ -13,7 +13,17 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 import tritoncaps.flops  # noqa: F401  registers the formulas
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, PrimaryCaps, RoutingMap, SpreadLoss, VectorCaps, functional
+from tritoncaps import (
+    Capsules,
+    ClassCaps,
+    ConvCaps2d,
+    PrimaryCaps,
+    RoutingMap,
+    SpreadLoss,
+    VectorCaps,
+    functional,
+    reference,
+)
 from tritoncaps.convert import convert_weight, load_weight
 from tritoncaps.kernels import em_routing
 from tritoncaps.kernels.flops import backward_flops, forward_flops
@@ -258,6 +268,24 @@ def test_flops_are_counted():
     with FlopCounterMode(display=False) as counter:
         VectorCaps(3, 4, 2, 5)(torch.randn(2, 3, 4)).poses.sum().backward()
     assert counter.get_total_flops() > 0
+    with FlopCounterMode(display=False) as counter:
+        functional.squash(torch.randn(3, 5, requires_grad=True)).sum().backward()
+    assert counter.get_total_flops() == 3 * 5 * (4 + 8)
+
+
+def test_flops_of_stored_votes_are_counted():
+    """Each operator of stored votes, forward and backward, once."""
+    poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32, requires_grad=True)
+    route = {"routing_map": TINY.routing_map, "backend": "triton"}
+    with FlopCounterMode(display=False) as counter:
+        votes = functional.pose_votes(poses, weight, **route)
+        votes = functional.coordinate_addition(votes, **route)
+        shares = reference.initial_assignments(activations, 3, TINY.routing_map, "global").detach()
+        betas = {"beta_u": beta_u, "beta_a": beta_a, "inverse_temperature": 0.1}
+        gaussians = functional.m_step(votes, shares, activations, **betas, **route)
+        functional.e_step(votes, gaussians, **route).square().sum().backward()
+    forward, backward = 128 + 4 + 4 * 16 + (3 * 16 + 20), 6 * 16 + 8 * 16 + 2 * 128
+    assert counter.get_total_flops() == 2 * 3 * 2 * 3 * (forward + backward)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,6 +10,7 @@ It is not imported with the package, because torch's counter imports Triton.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,11 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from tritoncaps.kernels.flops import (
+    COORDINATES,
+    PRODUCT,
+    SQUASH,
+    STORED,
+    VOTE,
     backward_flops,
     dynamic_backward_flops,
     dynamic_forward_flops,
@@ -73,6 +79,55 @@ def dynamic_routing_backward(
     return _votes(poses, weight, tables) * dynamic_backward_flops(iterations, *weight[3:])
 
 
+@register_flop_formula(torch.ops.tritoncaps.pose_votes_forward)
+def pose_votes_forward(poses: Shape, weight: Shape, tables: Any, *_: Any, **__: Any) -> int:
+    return _votes(poses, weight, tables) * VOTE
+
+
+@register_flop_formula(torch.ops.tritoncaps.pose_votes_backward)
+def pose_votes_backward(grad: Shape, poses: Shape, weight: Shape, tables: Any, *_: Any, **__: Any) -> int:
+    return _votes(poses, weight, tables) * 2 * PRODUCT
+
+
+@register_flop_formula(torch.ops.tritoncaps.coordinate_addition)
+def coordinate_addition(votes: Shape, tables: Any, *_: Any, **__: Any) -> int:
+    return _stored(votes, tables) * COORDINATES
+
+
+def _register_step(name: str, votes_position: int, tables_position: int) -> None:
+    """An operator on stored votes [N, P, S, B, H, C]."""
+
+    def formula(*shapes: Any, **_: Any) -> int:
+        votes = shapes[votes_position]
+        return _stored(votes, shapes[tables_position]) * STORED[name](votes[4])
+
+    register_flop_formula(getattr(torch.ops.tritoncaps, name))(formula)
+
+
+for _name, _positions in {
+    "m_step_forward": (0, 5),
+    "m_step_backward": (3, 8),
+    "e_step_forward": (0, 4),
+    "e_step_backward": (1, 6),
+}.items():
+    _register_step(_name, *_positions)
+
+
+@register_flop_formula(torch.ops.tritoncaps.squash_forward)
+def squash_forward(vectors: Shape, *_: Any, **__: Any) -> int:
+    return math.prod(vectors) * SQUASH["squash_forward"]
+
+
+@register_flop_formula(torch.ops.tritoncaps.squash_backward)
+def squash_backward(grad: Shape, *_: Any, **__: Any) -> int:
+    return math.prod(grad) * SQUASH["squash_backward"]
+
+
 def _votes(poses: Shape, weight: Shape, tables: Sequence[Shape]) -> int:
     """Images times edges times child types times parent types."""
     return poses[0] * Tables(*tables).parents_pair[0] * weight[1] * weight[2]  # type: ignore[arg-type, return-value]
+
+
+def _stored(votes: Shape, tables: Sequence[Shape]) -> int:
+    """Votes that exist: images times edges times child types times parent types."""
+    return votes[0] * Tables(*tables).parents_pair[0] * votes[3] * votes[5]  # type: ignore[arg-type, return-value]
