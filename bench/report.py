@@ -324,7 +324,8 @@ NOTES = {
 
 METHOD = f"""\
 Every case calls its providers in turn, round by round, so that a noisy machine disturbs all alike; "times ours" is how
-many times our own time a provider takes, compared within each round. The roofs, a product of two square matrices
+many times our own time a provider takes, compared within each round. A call of less than 0.1 s is made
+twice and the second one counts, as in a loop. The roofs, a product of two square matrices
 (sgemm) and a copy, are measured in the same rounds. Every result is compared with the reference in float64 first: it
 may be twice as wrong as plain torch in float32, and {FLOOR} units in the last place more. A provider that is not prints
 no time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
