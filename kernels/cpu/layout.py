@@ -47,7 +47,7 @@ class Statistic:
 
 
 class Slope:
-    """Rows of an M-step's slopes, as `kernels.em_routing.Iteration` names them, and what they give to the betas."""
+    """Rows of an M-step's slopes, as `kernels.em_routing.History` names them, and what they give to the betas."""
 
     TWICE_LINEAR = 0  # 2 B: G needs sums of (2 B + 2 C e) e
     TWICE_SQUARE = 16  # 2 C
@@ -68,9 +68,9 @@ class Moment:
 
 
 class Coefficient:
-    """Rows of what the gradient of a parent's votes is made of."""
+    """Rows of what the gradient of a parent's votes is made of: first B and 2 C of each entry, in the first iteration
+    that gradients reach."""
 
-    FIRST = 0  # B and 2 C of each entry, in the first iteration that gradients reach
     OFFSET = 32  # A
     LATER = 33  # of each later iteration, four rows for each entry
     ROWS_OF_LATER = 64

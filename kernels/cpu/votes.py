@@ -387,11 +387,11 @@ def _vote_gradients(
             for h, deviation in d.items():
                 linear = coefficients[2 * h]
                 gradient = fma(coefficients[2 * h + 1], deviation, linear)
-                product = (linear + gradient) * deviation if polynomial is None else None
-                polynomial = product or fma(linear + gradient, deviation, polynomial)
+                twice = linear + gradient
+                polynomial = twice * deviation if polynomial is None else fma(twice, deviation, polynomial)
                 factor, constant = None, r * gradient
                 for j, w in enumerate(weights):
-                    row = Coefficient.LATER + 64 * (j // 2) + 4 * h + 2 * (j % 2)
+                    row = Coefficient.LATER + Coefficient.ROWS_OF_LATER * (j // 2) + 4 * h + 2 * (j % 2)
                     factor = w * coefficients[row] if factor is None else fma(w, coefficients[row], factor)
                     constant = fma(w, coefficients[row + 1], constant)
                 out[h] = constant if factor is None else fma(factor, deviation, constant)
