@@ -134,16 +134,17 @@ class Case:
 
     def _check(self, calls: dict, rows: dict[Any, Row]) -> None:
         """A provider may be twice as wrong as plain torch in float32, and a floor more."""
-        exact = self._results(torch.float64)
-        plain = calls[REFERENCE, self.modes[-1]]() if REFERENCE in self.timed else self._results(torch.float32)
-        allowed = 2 * error(plain, exact) + FLOOR * torch.finfo(torch.float32).eps
-        del plain
+        exact, errors = self._results(torch.float64), {}
         for key, call in calls.items():
             try:
-                wrong = error(call(), exact)
+                errors[key] = error(call(), exact)
             except Exception as failure:  # torch.compile needs a C++ compiler, memory, and more
                 rows[key]["failed"] = " ".join(str(failure).split())[:200] or type(failure).__name__
-                continue
+        plain = errors.get((REFERENCE, self.modes[-1]))
+        if plain is None:
+            plain = error(self._results(torch.float32), exact)
+        allowed = 2 * plain + FLOOR * torch.finfo(torch.float32).eps
+        for key, wrong in errors.items():
             rows[key] |= {"error": wrong, "allowed_error": allowed}
             if not wrong <= allowed:
                 rows[key]["failed"] = f"its error of {wrong:.1e} is above {allowed:.1e}"
@@ -188,10 +189,9 @@ def interleaved(calls: dict, effort: Effort, repeats: int | None = None) -> dict
     """Seconds of each call in every round; a round calls all in turn, so that a noisy machine disturbs all alike.
 
     The order changes from round to round, because a call finds in the caches what the one before has left there. A
-    short call is made twice, and the second one counts, as in a loop.
+    short call is made twice, and the second one counts, as in a loop. All have been called before.
     """
     taken: dict[Any, list[float]] = {key: [] for key in calls}
-    first = {key: seconds(call) for key, call in calls.items()}  # warms up; not counted
     gc.collect()
     order, shuffle = list(calls), random.Random(0).shuffle
     start, rounds = time.perf_counter(), 0
@@ -200,9 +200,8 @@ def interleaved(calls: dict, effort: Effort, repeats: int | None = None) -> dict
     ):
         shuffle(order)
         for key in order:
-            if first[key] < SHORT:
-                calls[key]()
-            taken[key].append(seconds(calls[key]))
+            time_of_call = seconds(calls[key])
+            taken[key].append(time_of_call if time_of_call > SHORT else seconds(calls[key]))
         rounds += 1
     return taken
 

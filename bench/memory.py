@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,13 +50,14 @@ class Memory:
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
         case = self.case
         known = {"subject": self.subject, "case": self.name, "mode": "step", "images": case.images}
-        found = []
-        for provider, function in ((OURS, case.ours), (REFERENCE, case.reference)):
-            row = known | {"provider": provider}
-            row["kept_mib"] = kept_bytes(function, case.tensors(), case.data) / case.images / MIB
-            row["peak_mib"] = peak_in_a_fresh_process(level, self.name, provider) / case.images / MIB
-            found.append(row)
-        return found
+        functions = {OURS: case.ours, REFERENCE: case.reference}
+        with ThreadPoolExecutor() as pool:
+            peaks = pool.map(lambda provider: peak_in_a_fresh_process(level, self.name, provider), functions)
+            kept = [kept_bytes(function, case.tensors(), case.data) for function in functions.values()]
+        return [
+            known | {"provider": provider, "kept_mib": k / case.images / MIB, "peak_mib": p / case.images / MIB}
+            for provider, k, p in zip(functions, kept, peaks, strict=True)
+        ]
 
 
 def peak_in_a_fresh_process(level: str, name: str, provider: str) -> float:

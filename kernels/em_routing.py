@@ -16,6 +16,7 @@ A backend (`kernels.cpu`, `kernels.triton`) provides, under these names:
     child_and_weight_gradient(edges, history, since, needs_children, needs_weight)     -> dL/dM, dL/da, dL/dW
     beta_gradients(edges, history, since)                     -> dL/dbeta_u, dL/dbeta_a
 
+A backend may put off the work until `outputs` and `beta_gradients`, to do it all at once.
 Statistics and slopes belong to parents, log_sums and da to children, and each backend has its own layout of them.
 docs/backward.md derives the formulas.
 

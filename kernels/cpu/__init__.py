@@ -12,6 +12,7 @@ importing this package costs nothing.
     parent_view.py  moments, M-steps and their slopes
     gradient.py     the last sweep of the backward pass: gradients of poses, activations and weight
     workspace.py    memory that is reused from call to call
+    tasks.py        how threads share a kernel's tasks
     threads.py, compiling.py
 """
 

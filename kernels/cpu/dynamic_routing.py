@@ -29,9 +29,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritoncaps.kernels.cpu.compiling import inlined, kernel
 from tritoncaps.kernels.cpu.layout import array
-from tritoncaps.kernels.cpu.simd import VECTOR_BYTES, next_task
+from tritoncaps.kernels.cpu.simd import VECTOR_BYTES
 from tritoncaps.kernels.cpu.squash import product_of, square_of, squash_factor, squash_slope
-from tritoncaps.kernels.cpu.threads import num_threads, run
+from tritoncaps.kernels.cpu.tasks import first_task, next_task
+from tritoncaps.kernels.cpu.threads import Plan, num_threads
 from tritoncaps.kernels.cpu.vector_votes import (
     FOUR,
     add_pose_gradient_1,
@@ -95,13 +96,16 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """poses [N, B, L, D], weight [K, B, C, D, E], priors [K, B, C] -> the sums s of every iteration [T, N, P, C, E] and
     the parents [N, P, C, E]."""
-    e = _edges(poses, weight, priors, tables, options)
+    plan = Plan()
+    e = _edges(plan, poses, weight, priors, tables, options)
     shape = (e.images, e.parents, e.parent_types, e.given_entries)
     sums, out = poses.new_empty(options.iterations, *shape), poses.new_empty(shape)
     q = scratch("dynamic q", (1, *_state(e)), poses.dtype)
     for t in range(options.iterations):
-        parts = _sweep(e, q[: min(t, 1)])
-        run(_squash_kernel, e.blocks, e, len(parts), t == 0, array(parts), array(sums[t]), array(q), array(out))
+        parts = _sweep(plan, e, q[: min(t, 1)])
+        given = (array(x) for x in (parts, sums[t], q, out))
+        plan.add(_squash_kernel, e.blocks, e, len(parts), t == 0, *given)
+    plan.run()
     return sums, out
 
 
@@ -117,24 +121,30 @@ def backward(
 ) -> Gradients:
     """From dL/dv [N, P, C, E] and the sums of the forward pass: the gradients of poses, weight and priors that `needs`
     asks for, as they were given."""
-    e = _edges(poses, weight, priors, tables, options)
+    plan = Plan()
+    e = _edges(plan, poses, weight, priors, tables, options)
     iterations, dtype = options.iterations, poses.dtype
     states = scratch("dynamic states", (iterations, 2, *_state(e)), dtype)  # q and g
-    dv = scratch("dynamic dv", grad.shape, dtype).copy_(grad)
+    # what is given is the gradient of the last v; that of the others comes from agreements alone
+    dv = scratch("dynamic dv", (2, *grad.shape), dtype)
+    dv[0], dv[1] = grad, 0
     none = grad.new_empty(0)
-    run(_agreed_kernel, e.blocks, e, iterations, array(sums), array(states))
-    run(_squash_gradient_kernel, e.blocks, e, 0, array(none), array(sums[-1]), array(dv), array(states[-1, 1]))
+    plan.add(_agreed_kernel, e.blocks, e, iterations, array(sums), array(states))
+    given = (array(x) for x in (none, sums[-1], dv[0], states[-1, 1]))
+    plan.add(_squash_gradient_kernel, e.blocks, e, 0, *given)
     if options.gradient == "last":
-        return _last_sweep(e, states[-1:], iterations == 1, needs, poses, weight)
-    dv.zero_()  # what was given is the gradient of the last v; that of the others comes from agreements alone
+        return _last_sweep(plan, e, states[-1:], iterations == 1, needs, poses, weight)
     for t in reversed(range(1, iterations)):
-        parts = _sweep(e, states[t])
-        given = (array(x) for x in (parts, sums[t - 1], dv, states[t - 1, 1]))
-        run(_squash_gradient_kernel, e.blocks, e, len(parts), *given)
-    return _last_sweep(e, states, True, needs, poses, weight)
+        parts = _sweep(plan, e, states[t])
+        given = (array(x) for x in (parts, sums[t - 1], dv[1], states[t - 1, 1]))
+        plan.add(_squash_gradient_kernel, e.blocks, e, len(parts), *given)
+    return _last_sweep(plan, e, states, True, needs, poses, weight)
 
 
-def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables, options: Options) -> VectorEdges:
+def _edges(
+    plan: Plan, poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables, options: Options
+) -> VectorEdges:
+    """What the kernels read; the first of them, in the plan, packs it."""
     images, child_types, children, given_depth = poses.shape
     weights, _, parent_types, _, given_entries = weight.shape
     lanes = VECTOR_BYTES // poses.element_size()
@@ -169,7 +179,7 @@ def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables,
         given_depth=given_depth,
         given_entries=given_entries,
     )
-    run(_pack_kernel, _packing_tasks(e), e, array(poses), e.poses)
+    plan.add(_pack_kernel, _packing_tasks(e), e, array(poses), e.poses)
     return e
 
 
@@ -197,17 +207,19 @@ def _packing_tasks(e: VectorEdges) -> int:
     return e.blocks * -(-e.child_types * e.children // PACKED)
 
 
-def _sweep(e: VectorEdges, states: Tensor) -> Tensor:
+def _sweep(plan: Plan, e: VectorEdges, states: Tensor) -> Tensor:
     """States whose sum is s, one for each chunk of the children; of states [q, g], the sum is dq."""
     children, numbers = e.child_types * e.children, math.prod(_state(e)[1:4])
     chunks = min(CHUNKS, max(FEWEST_CHUNKS, CHUNK_NUMBERS // numbers), -(-children // 8))
     image_parts = min(-(-e.blocks // 2), -(-TASKS * num_threads() // chunks))
     parts = scratch("dynamic sums", (chunks, *_state(e)), states.dtype)
-    run(_sweep_kernel, chunks * image_parts, e, chunks, image_parts, array(parts), array(states), len(states))
+    given = chunks, image_parts, array(parts), array(states), len(states)
+    plan.add(_sweep_kernel, chunks * image_parts, e, *given)
     return parts
 
 
 def _last_sweep(
+    plan: Plan,
     e: VectorEdges,
     states: Tensor,
     from_first: bool,
@@ -227,7 +239,7 @@ def _last_sweep(
     du = scratch("dynamic du", (len(e.poses) if needs_poses else 0,), poses.dtype)
     dW = grad_weight if owned or not needs_weight else scratch("dynamic dW", (image_parts, *sizes), poses.dtype)
     db = poses.new_empty(image_parts, *sizes[:3]) if needs_priors else none
-    run(
+    plan.add(
         _gradient_kernel,
         type_parts * image_parts,
         e,
@@ -240,7 +252,8 @@ def _last_sweep(
         array(db),
     )
     if needs_poses:
-        run(_unpack_kernel, _packing_tasks(e), e, array(du), array(grad_poses))
+        plan.add(_unpack_kernel, _packing_tasks(e), e, array(du), array(grad_poses))
+    plan.run()
     if needs_weight and not owned:
         grad_weight.copy_(dW.sum(dim=0)[..., : e.given_depth, : e.given_entries])
     return Gradients(
@@ -254,7 +267,7 @@ def _last_sweep(
 def _pack_kernel(counter, tasks, e, given, packed):  # type: ignore[no-untyped-def]
     """packed [blocks, B, L, D, lanes] from [N, B, L, D]; a task owns some children in a block."""
     children, D, lanes = e.child_types * e.children, e.depth, e.lanes
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         block, first = task % e.blocks, task // e.blocks * PACKED
         images = min(lanes, e.images - block * lanes)
@@ -266,14 +279,14 @@ def _pack_kernel(counter, tasks, e, given, packed):  # type: ignore[no-untyped-d
                 source = ((block * lanes + n) * children + child) * e.given_depth
                 for d in range(e.given_depth):
                     packed[at + d * lanes + n] = given[source + d]
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @kernel
 def _unpack_kernel(counter, tasks, e, packed, out):  # type: ignore[no-untyped-def]
     """out [N, B, L, D] from [blocks, B, L, D, lanes]; a task owns some children in a block."""
     children, D, lanes = e.child_types * e.children, e.depth, e.lanes
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         block, first = task % e.blocks, task // e.blocks * PACKED
         for n in range(min(lanes, e.images - block * lanes)):
@@ -282,7 +295,7 @@ def _unpack_kernel(counter, tasks, e, packed, out):  # type: ignore[no-untyped-d
                 to = ((block * lanes + n) * children + child) * e.given_depth
                 for d in range(e.given_depth):
                     out[to + d] = packed[at + d * lanes]
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @kernel
@@ -295,7 +308,7 @@ def _sweep_kernel(counter, tasks, e, chunks, image_parts, sums, states, several)
     votes, pairs = np.empty(2 * rows * e.entries, e.poses.dtype), np.empty(4 * rows, e.poses.dtype)
     children, state = e.child_types * e.children, e.parents * e.parent_types * e.entries * e.lanes
     near = max(1, MATRICES // (e.degree * e.parent_types * e.depth * e.entries))
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         chunk, part = task // image_parts, task % image_parts
         first_block, last_block = _blocks_of(e, part, image_parts)
@@ -311,7 +324,7 @@ def _sweep_kernel(counter, tasks, e, chunks, image_parts, sums, states, several)
                     _votes(e, b, c, block, blocks, states, 0, several, votes, pairs)
                     _normalize(e, c, blocks, 1, several > 1, pairs)
                     _add_to_parents(e, c, block, blocks, votes, pairs, 2 * rows if several > 1 else 0, sums, base)
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @kernel
@@ -327,7 +340,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     votes, dV = np.empty(2 * tile, e.poses.dtype), np.empty(GROUP * tile, e.poses.dtype)
     pairs = np.empty(4 * iterations * rows, e.poses.dtype)
     unused = 2 if from_first and len(db) == 0 else 0  # states: q is zero and G serves the priors only
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         type_part, part = task // image_parts, task % image_parts
         first_type, last_type = e.child_types * type_part // type_parts, e.child_types * (type_part + 1) // type_parts
@@ -351,7 +364,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                         _pose_gradient(e, b, c, block, blocks, dV, place, du)
                 if len(dW) > 0:
                     _add_weight_gradient(e, b, c, start, end - start, dV, dW, part)
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @inlined
@@ -508,7 +521,7 @@ def _squash_kernel(counter, tasks, e, chunks, first, parts, sums, q, out):  # ty
     A task is a block of images.
     """
     E, lanes, parents, pose = e.given_entries, e.lanes, e.parents * e.parent_types, e.entries * e.lanes
-    block = next_task(counter)
+    block = first_task(counter, tasks)
     while block < tasks:
         if first:
             q[block * parents * pose : (block + 1) * parents * pose] = 0
@@ -521,7 +534,7 @@ def _squash_kernel(counter, tasks, e, chunks, first, parts, sums, q, out):  # ty
                 for i in range(E):
                     out[to + i] = factor * sums[to + i]
                     q[at + i * lanes] += out[to + i]
-        block = next_task(counter)
+        block = next_task(counter, tasks)
 
 
 @kernel
@@ -529,7 +542,7 @@ def _agreed_kernel(counter, tasks, e, iterations, sums, states):  # type: ignore
     """q_t = v_1 + ... + v_(t-1): states [T, (q, g)] from sums [T, N, P, C, E]. A task is a block of images."""
     E, lanes, parents, pose = e.given_entries, e.lanes, e.parents * e.parent_types, e.entries * e.lanes
     step = 2 * e.blocks * parents * pose
-    block = next_task(counter)
+    block = first_task(counter, tasks)
     while block < tasks:
         for t in range(iterations):
             at = t * step + block * parents * pose
@@ -542,7 +555,7 @@ def _agreed_kernel(counter, tasks, e, iterations, sums, states):  # type: ignore
                     factor = squash_factor(square_of(sums, source, E))
                     for i in range(E):
                         states[at + i * lanes] = states[at - step + i * lanes] + factor * sums[source + i]
-        block = next_task(counter)
+        block = next_task(counter, tasks)
 
 
 @kernel
@@ -552,7 +565,7 @@ def _squash_gradient_kernel(counter, tasks, e, chunks, parts, sums, dv, g):  # t
     A task is a block of images.
     """
     E, lanes, parents, pose = e.given_entries, e.lanes, e.parents * e.parent_types, e.entries * e.lanes
-    block = next_task(counter)
+    block = first_task(counter, tasks)
     while block < tasks:
         g[block * parents * pose : (block + 1) * parents * pose] = 0
         for n in range(min(lanes, e.images - block * lanes)):
@@ -564,7 +577,7 @@ def _squash_gradient_kernel(counter, tasks, e, chunks, parts, sums, dv, g):  # t
                 factor, along = squash_factor(square), squash_slope(square) * product_of(sums, dv, to, E)
                 for i in range(E):
                     g[at + i * lanes] = factor * dv[to + i] + along * sums[to + i]
-        block = next_task(counter)
+        block = next_task(counter, tasks)
 
 
 @inlined

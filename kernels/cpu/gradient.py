@@ -19,9 +19,8 @@ from torch import Tensor
 
 from tritoncaps.kernels.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import PACKED, Coefficient, Edge, Edges, Slope, Statistic, array
-from tritoncaps.kernels.cpu.simd import next_task
-from tritoncaps.kernels.cpu.threads import run
+from tritoncaps.kernels.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, array
+from tritoncaps.kernels.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.cpu.votes import (
     add_later_gradients,
     add_pose_gradients,
@@ -48,17 +47,18 @@ LATER, ROWS_OF_LATER = Coefficient.LATER, Coefficient.ROWS_OF_LATER
 
 
 def child_and_weight_gradient(
-    edges: Edges, history: History, since: int, needs_children: bool, needs_weight: bool
+    call: Call, history: History, since: int, needs_children: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4]; None where not needed."""
-    dtype = history.statistics.dtype
+    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None where not needed; they are there when the
+    plan has run."""
+    edges, dtype = call.edges, history.statistics.dtype
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
     parts = _parts_of_images(edges)
     dW = scratch(
         "weight gradient", (parts if needs_weight else 0, edges.blocks, B, edges.weights, 16, edges.lanes), dtype
     )
-    run(
+    call.plan.add(
         _gradient_kernel,
         parts * -(-B // edges.together),
         edges,
@@ -78,8 +78,7 @@ def child_and_weight_gradient(
         grad_poses, grad_activations = dM.unflatten(3, (4, 4)), da
     if needs_weight:
         grad_weight = torch.empty(edges.weights, B, edges.parent_types, 4, 4, dtype=dtype)
-        grain = 1 + PACKED // (16 * edges.parent_types)
-        run(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW), grain=grain)
+        call.plan.add(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW))
     return grad_poses, grad_activations, grad_weight
 
 
@@ -105,7 +104,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     dm = np.zeros(e.together * e.degree * vote, e.poses.dtype)  # by lanes; cleared when it is joined
     coefficients = np.empty((LATER + (T - since - 1) * ROWS_OF_LATER) * lanes, e.poses.dtype)
     sums, joined, _ = new_sums(e)
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         b, part = task // parts * e.together, task % parts
         types = min(e.together, B - b)
@@ -132,7 +131,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                     join_pose_gradients(dM, children * 16, dm, 0, e.edges, edge, count)
             if needs_children:
                 _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes)
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @part
@@ -242,7 +241,7 @@ def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-unt
     """out [K, B, C, 16] from dW [parts, blocks, B, K, 16, lanes]; a task is a child type of a weight block."""
     B, C, lanes, vote = e.child_types, e.parent_types, e.lanes, 16 * e.lanes
     total = np.empty(vote, e.poses.dtype)
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         k, b = task // B, task % B
         for block in range(e.blocks):
@@ -254,4 +253,4 @@ def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-unt
             for lane in range(min(lanes, C - block * lanes)):
                 for h in range(16):
                     out[(task * C + block * lanes + lane) * 16 + h] = total[h * lanes + lane]
-        task = next_task(counter)
+        task = next_task(counter, tasks)

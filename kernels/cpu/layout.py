@@ -9,6 +9,7 @@ address. `Statistic`, `Slope` and `Moment` say which row is what.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritoncaps.kernels.cpu.compiling import kernel
-from tritoncaps.kernels.cpu.simd import next_task
-from tritoncaps.kernels.cpu.threads import run
+from tritoncaps.kernels.cpu.tasks import first_task, next_task
+from tritoncaps.kernels.cpu.threads import Plan
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import Fit
 from tritoncaps.reference import least_support
@@ -30,7 +31,6 @@ VECTOR_BYTES = 32
 WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
 EDGES_TOGETHER = 128  # of a parent, for the same reason
 TYPES_TOGETHER = 8  # at most
-PACKED = 1 << 18  # numbers of a weight whose packing is worth a thread
 DTYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int32: "=i4", torch.int64: "=i8"}
 
 
@@ -130,7 +130,17 @@ class Edges(NamedTuple):
     lanes: int
 
 
-def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Edges:
+@dataclass
+class Call:
+    """A call of an operator: what its kernels read, and the kernels, which run all together at the end."""
+
+    edges: Edges
+    plan: Plan = field(default_factory=Plan)
+    betas: Any = None  # [blocks, Beta.ROWS, lanes], made at their first use
+    moments: Any = None  # memory for those of some images, likewise
+
+
+def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
     """Pack poses [N, B, L, 16], activations [N, B, L] and weight [K, B, C, 4, 4], of any strides."""
     images, child_types, locations, _ = poses.shape
     weights, _, parent_types = weight.shape[:3]
@@ -140,26 +150,28 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     together = max(1, together)
     of_map = _of_map(tables, competition, weights, together, parent_types, poses.dtype)
     packed = scratch("weight", (blocks, child_types, weights, 16, lanes), poses.dtype)
-    found = Edges(
-        poses=array(_contiguous("poses", poses)),
-        activations=array(_contiguous("activations", activations)),
-        weight=array(packed),
-        **of_map,
-        images=images,
-        children_count=locations,
-        parents_count=parents,
-        edges_count=int(of_map["start"][-1]),
-        degree=int(np.diff(of_map["start"]).max(initial=0)),
-        groups=locations if competition == "global" else parents * slots,
-        together=together,
-        child_types=child_types,
-        parent_types=parent_types,
-        weights=weights,
-        blocks=blocks,
-        lanes=lanes,
+    call = Call(
+        Edges(
+            poses=array(_contiguous("poses", poses)),
+            activations=array(_contiguous("activations", activations)),
+            weight=array(packed),
+            **of_map,
+            images=images,
+            children_count=locations,
+            parents_count=parents,
+            edges_count=int(of_map["start"][-1]),
+            degree=int(np.diff(of_map["start"]).max(initial=0)),
+            groups=locations if competition == "global" else parents * slots,
+            together=together,
+            child_types=child_types,
+            parent_types=parent_types,
+            weights=weights,
+            blocks=blocks,
+            lanes=lanes,
+        )
     )
-    run(_pack_weight_kernel, weights * child_types, found, array(weight), grain=1 + PACKED // (16 * parent_types))
-    return found
+    call.plan.add(_pack_weight_kernel, weights * child_types, call.edges, array(weight))
+    return call
 
 
 def vectors(parent_types: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -187,8 +199,14 @@ def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> t
     return images, parents, blocks, Slope.ROWS, lanes
 
 
-def betas(edges: Edges, fit: Fit) -> NDArray:
-    """[blocks, Beta.ROWS, lanes]."""
+def betas(call: Call, fit: Fit) -> NDArray:
+    """[blocks, Beta.ROWS, lanes], the same in all iterations."""
+    if call.betas is None:
+        call.betas = _packed_betas(call.edges, fit)
+    return call.betas
+
+
+def _packed_betas(edges: Edges, fit: Fit) -> NDArray:
     rows = np.zeros((Beta.ROWS, edges.blocks * edges.lanes), edges.poses.dtype)
     rows[Beta.U, : edges.parent_types] = array(fit.beta_u)
     rows[Beta.A, : edges.parent_types] = array(fit.beta_a)
@@ -196,17 +214,17 @@ def betas(edges: Edges, fit: Fit) -> NDArray:
     return rows.reshape(Beta.ROWS, edges.blocks, edges.lanes).swapaxes(0, 1).ravel()
 
 
-def numbers(edges: Edges, fit: Fit) -> NDArray:
+def numbers(call: Call, fit: Fit) -> NDArray:
     """[4], see `Number`."""
     least = least_support(fit.beta_u.dtype)
-    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least], edges.poses.dtype)
+    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least], call.edges.poses.dtype)
 
 
 @kernel
 def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-def]
     """e.weight [blocks, B, K, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
     B, C, lanes = e.child_types, e.parent_types, e.lanes
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         k, b = task // B, task % B
         for block in range(e.blocks):
@@ -216,7 +234,7 @@ def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-d
                 source = (task * C + block * lanes + lane) * 16
                 for h in range(16):
                     e.weight[out + h * lanes + lane] = weight[source + h] if lane < types else 0
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 def array(x: Tensor) -> Any:

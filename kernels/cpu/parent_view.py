@@ -10,6 +10,7 @@ images or threads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,15 @@ from tritoncaps.kernels.cpu.child_view import (
     weights_of_gradient,
 )
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Beta, Edge, Edges, Moment, Slope, Statistic, array, betas, numbers
+from tritoncaps.kernels.cpu.layout import Beta, Call, Edge, Edges, Moment, Slope, Statistic, array, betas, numbers
 from tritoncaps.kernels.cpu.parents import activation, activation_backward, fit, fit_backward, likelihood_backward
-from tritoncaps.kernels.cpu.simd import next_task
-from tritoncaps.kernels.cpu.threads import run
+from tritoncaps.kernels.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.cpu.votes import add_moments, check_centre, clear_moments, sum_moments
 from tritoncaps.kernels.cpu.workspace import scratch
 from tritoncaps.kernels.em_routing import Fit, History
 
 CHUNKS = 32  # of parents, at most
-PARENTS = 512  # blocks of parent types that are worth a task
+PARENTS = 64  # blocks of parent types that are worth a task
 RANGES = 4  # of child types, at most; each is a task for every image
 MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
 EDGES_AT_A_TIME = 64  # partial sums of so many votes, so that rounding errors do not grow with all of them
@@ -50,89 +50,91 @@ CHILD, NUMBERS = Edge.CHILD, Edge.NUMBERS
 UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 
 
-def first_m_step(edges: Edges, fit: Fit, out: Tensor) -> None:
+def first_m_step(call: Call, fit: Fit, out: Tensor) -> None:
     """Statistics [N, P, blocks, 36, lanes] of votes that are shared equally."""
-    _run(_centres_kernel, edges, array(out))
-    _m_step(edges, fit, UNIFORM, out, out, out.new_empty(0))
+    _add(call, _centres_kernel, array(out))
+    _m_step(call, fit, UNIFORM, out, out, out.new_empty(0))
 
 
-def em_step(edges: Edges, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) -> None:
+def em_step(call: Call, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) -> None:
     """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G] from the statistics before."""
-    _m_step(edges, fit, ASSIGNMENT, before, out, log_sum)
+    _m_step(call, fit, ASSIGNMENT, before, out, log_sum)
 
 
-def _m_step(edges: Edges, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
+def _m_step(call: Call, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
     """Where a mean turns out to be far from the centre, moments are taken again, about that mean."""
-    ranges, images = _ranges(edges)
-    parents = betas(edges, fit), numbers(edges, fit)
-    statistics, nothing = array(centre), array(out.new_empty(0))
-    for first in range(0, edges.images, images):
-        some = min(images, edges.images - first)
-        moments = _new_moments(edges, some, ranges)
-        again = np.ones((some, edges.parents_count, edges.blocks), np.bool_)
-        for about in (statistics, array(out)):
-            arrays = moments, about, again.ravel(), statistics, nothing, array(log_sum), nothing
-            run(_moments_kernel, some * ranges, edges, first, ranges, weights, *arrays)
-            chunks = _chunks(edges, some)
-            arrays = array(out), moments, about, again.ravel(), *parents
-            run(_fit_kernel, chunks, edges, first, some, chunks, ranges, *arrays)
-            if not again.any():
-                break
+    edges, statistics, found, log_sums = call.edges, array(centre), array(out), array(log_sum)
+    nothing, parents = found[:0], (betas(call, fit), numbers(call, fit))
+    for first, images, ranges, moments in _waves(call):
+        again, chunks = np.ones(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
+        for about in (statistics, found):
+            arrays = moments, about, again, statistics, nothing, log_sums, nothing
+            call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *arrays)
+            arrays = found, moments, about, again, *parents
+            call.plan.add(_fit_kernel, chunks, edges, first, images, chunks, ranges, *arrays)
 
 
-def slopes_before(edges: Edges, fit: Fit, history: History, t: int) -> None:
+def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
     """da [N, B, G] of iteration t, and the slopes [N, P, blocks, 51, lanes] of iteration t - 1."""
-    ranges, images = _ranges(edges)
-    statistics = array(history.statistics[t - 1])
+    edges, statistics = call.edges, array(history.statistics[t - 1])
     inputs = array(history.slopes[t]), array(history.log_sums[t - 1]), array(history.da[t - 1])
-    parents = array(history.statistics[max(t - 2, 0)]), betas(edges, fit), numbers(edges, fit)
-    for first in range(0, edges.images, images):
-        some = min(images, edges.images - first)
-        moments, all_of_them = _new_moments(edges, some, ranges), np.empty(0, np.bool_)
-        arrays = moments, statistics, all_of_them, statistics, *inputs
-        run(_moments_kernel, some * ranges, edges, first, ranges, GRADIENT, *arrays)
-        chunks = _chunks(edges, some)
-        slopes = array(history.slopes[t - 1])
-        run(_slopes_kernel, chunks, edges, first, some, chunks, ranges, slopes, moments, statistics, *parents)
+    slopes, before = array(history.slopes[t - 1]), array(history.statistics[max(t - 2, 0)])
+    everywhere = np.empty(0, np.bool_)
+    for first, images, ranges, moments in _waves(call):
+        arrays = moments, statistics, everywhere, statistics, *inputs
+        call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, GRADIENT, *arrays)
+        chunks = _chunks(edges, images)
+        arrays = slopes, moments, statistics, before, betas(call, fit), numbers(call, fit)
+        call.plan.add(_slopes_kernel, chunks, edges, first, images, chunks, ranges, *arrays)
 
 
-def outputs(edges: Edges, statistics: Tensor) -> tuple[Tensor, Tensor]:
+def outputs(call: Call, statistics: Tensor) -> tuple[Tensor, Tensor]:
     """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations."""
-    sizes = edges.images, edges.parent_types, edges.parents_count
+    sizes = call.edges.images, call.edges.parent_types, call.edges.parents_count
     poses, activations = statistics.new_empty(*sizes, 16), statistics.new_empty(sizes)
-    _run(_outputs_kernel, edges, array(poses), array(activations), array(statistics))
+    _add(call, _outputs_kernel, array(poses), array(activations), array(statistics))
+    call.plan.run()
     return poses.permute(0, 2, 3, 1), activations.transpose(1, 2)
 
 
-def output_slopes(edges: Edges, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+def output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
     """Slopes [N, P, blocks, 51, lanes] of the last M-step, from gradients [N, P, 16, C] and [N, P, C]."""
-    _run(
+    _add(
+        call,
         _output_slopes_kernel,
-        edges,
         array(history.slopes[-1]),
         array(grad_poses.permute(0, 3, 1, 2)),
         array(grad_activations.transpose(1, 2)),
         array(history.statistics[-1]),
         array(history.statistics[-2:][0]),
-        betas(edges, fit),
-        numbers(edges, fit),
+        betas(call, fit),
+        numbers(call, fit),
     )
 
 
-def beta_gradients(edges: Edges, history: History, since: int) -> tuple[Tensor, Tensor]:
+def beta_gradients(call: Call, history: History, since: int) -> tuple[Tensor, Tensor]:
     """dL/dbeta_u and dL/dbeta_a, [C]."""
-    slopes, C = history.slopes[since:], edges.parent_types
+    call.plan.run()
+    slopes, C = history.slopes[since:], call.edges.parent_types
     beta_u, beta_a = (slopes[..., row, :].sum(dim=(0, 1, 2)).flatten()[:C] for row in (Slope.BETA_U, Slope.BETA_A))
     return beta_u, beta_a
 
 
-def _ranges(edges: Edges) -> tuple[int, int]:
-    """Of child types, which depend on the layer only, as they decide the order of sums; and how many images at once."""
-    moments = edges.parents_count * edges.blocks * MOMENTS * edges.lanes * edges.poses.itemsize
+def _waves(call: Call) -> Iterator[tuple[int, int, int, Any]]:
+    """The first of some images, their number, ranges of child types, and memory for the moments of both. Ranges depend
+    on the layer only, as they decide the order of sums."""
+    edges = call.edges
+    numbers = edges.parents_count * edges.blocks * MOMENTS * edges.lanes
     ranges = min(RANGES, -(-edges.child_types // edges.together))
-    while ranges > 2 and ranges * moments > MOMENTS_BYTES:
+    while ranges > 2 and ranges * numbers * edges.poses.itemsize > MOMENTS_BYTES:
         ranges //= 2
-    return ranges, max(1, MOMENTS_BYTES // max(1, ranges * moments))
+    step = max(1, MOMENTS_BYTES // max(1, ranges * numbers * edges.poses.itemsize))
+    step = min(step, edges.images)
+    if call.moments is None:
+        dtype = torch.float32 if edges.poses.itemsize == 4 else torch.float64
+        call.moments = array(scratch("moments", (step * ranges * numbers,), dtype))
+    for first in range(0, edges.images, max(1, step)):
+        yield first, min(step, edges.images - first), ranges, call.moments
 
 
 def _chunks(edges: Edges, images: int) -> int:
@@ -140,14 +142,11 @@ def _chunks(edges: Edges, images: int) -> int:
     return min(CHUNKS, -(-images * edges.parents_count * edges.blocks // PARENTS))
 
 
-def _new_moments(edges: Edges, images: int, ranges: int) -> Any:
-    sizes = images, ranges, edges.blocks, edges.parents_count, MOMENTS, edges.lanes
-    return array(scratch("moments", sizes, torch.float32 if edges.poses.itemsize == 4 else torch.float64))
-
-
-def _run(function: Any, edges: Edges, *arguments: Any) -> None:
-    chunks = _chunks(edges, edges.images)
-    run(function, chunks, edges, 0, edges.images, chunks, *arguments)
+def _add(call: Call, function: Any, *arguments: Any) -> None:
+    """A kernel that goes from parent to parent, in all images."""
+    images = call.edges.images
+    chunks = _chunks(call.edges, images)
+    call.plan.add(function, chunks, call.edges, 0, images, chunks, *arguments)
 
 
 @kernel
@@ -161,7 +160,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     G = np.empty(len(rows) if weights == GRADIENT else 0, e.poses.dtype)
     sums, one, two = new_sums(e)
     parents = e.parents_count * e.blocks
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         image, own = task // ranges, task % ranges
         n = first + image
@@ -182,7 +181,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
                     weights_of_gradient(e, n, b, types, rows, G, da)
                 r = G if weights == GRADIENT else rows
                 _add_children(e, n, b, types, b == begin, r, own_moments, centre, wanted)
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @part
@@ -215,7 +214,7 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
     """
     lanes, blocks, rows = e.lanes, e.blocks, STATISTICS * e.lanes
     moments, weight = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(lanes, e.poses.dtype)
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         for parent in range(images * e.parents_count * task // chunks, images * e.parents_count * (task + 1) // chunks):
             n, p = parent // e.parents_count, parent % e.parents_count
@@ -236,7 +235,7 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
                         )  # fmt: skip
                 for i in range(16 * lanes):
                     statistics[row + i] = -moments[FIRST * lanes + i] / moments[TOTAL * lanes]
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @part
@@ -260,7 +259,7 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
     lanes = e.lanes
     total, excess = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(1, e.poses.dtype)
     parents = e.parents_count * e.blocks
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
             if again[index]:
@@ -269,7 +268,7 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
                 again[index] = excess[0] > 0
                 row, beta = (first * parents + index) * STATISTICS * lanes, index % e.blocks * BETAS * lanes
                 fit(statistics, row, total, 0, centre, row, betas, beta, numbers, 0)
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @kernel
@@ -281,7 +280,7 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
     """
     lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
     parents = e.parents_count * e.blocks
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
             _join_moments(e, ranges, index, moments, total)
@@ -289,7 +288,7 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
             row = parent * STATISTICS * lanes
             likelihood_backward(total, 0, statistics, row)
             fit_backward(out, parent * SLOPES * lanes, total, 0, statistics, row, before, row, betas, beta, numbers, 0)
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @part
@@ -310,7 +309,7 @@ def _output_slopes_kernel(  # type: ignore[no-untyped-def]
     """slopes [N, P, blocks, 51, lanes] from grad_poses [N, C, P, 16] and grad_activations [N, C, P]."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     gradients = np.zeros(MOMENTS * lanes, e.poses.dtype)
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
             n, p = index // P, index % P
@@ -327,7 +326,7 @@ def _output_slopes_kernel(  # type: ignore[no-untyped-def]
                 fit_backward(
                     slopes, parent * SLOPES * lanes, gradients, 0, statistics, row, before, row, betas, beta, numbers, 0
                 )
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @kernel
@@ -337,7 +336,7 @@ def _outputs_kernel(  # type: ignore[no-untyped-def]
     """poses [N, C, P, 16] and activations [N, C, P] from statistics [N, P, blocks, 36, lanes]."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     a = np.empty(lanes, e.poses.dtype)
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
             n, p = index // P, index % P
@@ -349,4 +348,4 @@ def _outputs_kernel(  # type: ignore[no-untyped-def]
                     activations[capsule] = a[lane]
                     for h in range(16):
                         poses[capsule * 16 + h] = -statistics[row + (MINUS_MEAN + h) * lanes + lane]
-        task = next_task(counter)
+        task = next_task(counter, tasks)

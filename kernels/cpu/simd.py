@@ -299,14 +299,3 @@ def microkernel(emit: Callable[..., None], *leading: int) -> Any:
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     )
     return intrinsic(function)
-
-
-@intrinsic
-def next_task(typing_context: Any, counter: Any) -> Any:
-    """Take the next number from a counter (int64 [1]) that several threads share."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> ir.Value:
-        data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(counter), code

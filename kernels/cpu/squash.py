@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.cpu.compiling import kernel, part
 from tritoncaps.kernels.cpu.layout import array
-from tritoncaps.kernels.cpu.simd import next_task
+from tritoncaps.kernels.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.cpu.threads import run
 
 ROWS = 1024  # of a task
@@ -49,20 +49,20 @@ def _run(function: object, vectors: Tensor, *others: Tensor) -> None:
 @kernel
 def _squash_kernel(counter, tasks, e, out):  # type: ignore[no-untyped-def]
     """out [rows, entries]; a task owns some rows."""
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         for row in range(task * ROWS, min((task + 1) * ROWS, e.rows)):
             at = row * e.entries
             factor = squash_factor(square_of(e.poses, at, e.entries))
             for i in range(at, at + e.entries):
                 out[i] = factor * e.poses[i]
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @kernel
 def _squash_gradient_kernel(counter, tasks, e, grad, out):  # type: ignore[no-untyped-def]
     """out and grad [rows, entries]; a task owns some rows."""
-    task = next_task(counter)
+    task = first_task(counter, tasks)
     while task < tasks:
         for row in range(task * ROWS, min((task + 1) * ROWS, e.rows)):
             at = row * e.entries
@@ -70,7 +70,7 @@ def _squash_gradient_kernel(counter, tasks, e, grad, out):  # type: ignore[no-un
             factor, along = squash_factor(square), squash_slope(square) * product_of(e.poses, grad, at, e.entries)
             for i in range(at, at + e.entries):
                 out[i] = factor * grad[i] + along * e.poses[i]
-        task = next_task(counter)
+        task = next_task(counter, tasks)
 
 
 @part

@@ -1,8 +1,8 @@
-"""Threads: a small pool that runs a kernel's tasks, next to the thread that called.
+"""Threads: a small pool that calls kernels next to the thread that wants their results.
 
-A kernel takes a shared counter and draws task numbers from it until none are left. Which thread runs a task
-does not matter to the result, because every task owns what it writes. The calling thread works too, so a call
-never waits for a thread that has not started, however many Python threads call at once.
+All threads call the same kernels in the same order, and share the tasks of each (see `tasks`). Which thread runs a task
+does not matter to the result, because every task owns what it writes. The calling thread works too, so a call never
+waits for a thread that has not started, however many Python threads call at once.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from tritoncaps.kernels.cpu.compiling import ready
-
-if TYPE_CHECKING:
-    from tritoncaps.kernels.cpu.layout import Edges
 
 OMP_PAUSE_SOFT = 1
 
@@ -33,20 +30,40 @@ _lock = threading.Lock()
 _torch = threading.local()  # .threads: torch's number of threads, while `torch_in_one_thread`
 
 
-def run(kernel: Any, tasks: int, edges: Edges, *arguments: Any, grain: int = 1) -> None:
-    """Call ``kernel(counter, tasks, edges, *arguments)`` in up to ``torch.get_num_threads()`` threads.
+class Plan:
+    """Kernels that are called one after the other. To wake other threads takes as long as a short kernel, so they are
+    woken once for all."""
 
-    ``grain`` tasks are worth waking a thread, which takes some 50 microseconds.
-    """
-    if tasks == 0:
-        return
-    call = (np.zeros(1, np.int64), tasks, edges, *arguments)
-    ready(kernel, edges.poses.dtype, call)
-    helpers = _submit(min(num_threads(), tasks // grain) - 1, kernel, call)
-    kernel(*call)
-    for helper in helpers:
-        if not helper.cancel():  # one that has not started would find nothing to do
-            helper.result()
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+        self.tasks = 0
+
+    def add(self, kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
+        """Call ``kernel(counter, tasks, edges, *arguments)`` after those before."""
+        if tasks:
+            call = (np.zeros(2, np.int64), tasks, edges, *arguments)
+            ready(kernel, edges.poses.dtype, call)
+            self.calls.append((kernel, call))
+            self.tasks = max(tasks, self.tasks)
+
+    def run(self) -> None:
+        """Call all kernels, in up to ``torch.get_num_threads()`` threads, and forget them."""
+        calls, self.calls = self.calls, []
+        helpers = _submit(min(num_threads(), self.tasks) - 1, calls)
+        try:
+            _call(calls)
+        except BaseException:
+            wait(helpers)  # they may still write what the next call would use
+            raise
+        for helper in helpers:
+            helper.cancel()  # one that has not started would find nothing to do
+
+
+def run(kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
+    """Call one kernel, in several threads."""
+    plan = Plan()
+    plan.add(kernel, tasks, edges, *arguments)
+    plan.run()
 
 
 def num_threads() -> int:
@@ -89,12 +106,17 @@ def _openmp() -> ctypes.CDLL | None:
     return None
 
 
-def _submit(count: int, kernel: Any, call: tuple[Any, ...]) -> list[Future]:
+def _call(calls: list[tuple[Any, tuple[Any, ...]]]) -> None:
+    for kernel, arguments in calls:
+        kernel(*arguments)
+
+
+def _submit(count: int, calls: list[tuple[Any, tuple[Any, ...]]]) -> list[Future]:
     if count < 1:
         return []
     try:
         with _lock:
-            return [_executor().submit(kernel, *call) for _ in range(count)]
+            return [_executor().submit(_call, calls) for _ in range(count)]
     except RuntimeError:  # the interpreter is shutting down: the calling thread does all the work
         return []
 
