@@ -3,6 +3,8 @@
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers share the cores
 
 import pytest
 import torch

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, functional
+from tritoncaps.kernels.cpu import threads as pool
 from tritoncaps.testing import Problem, gradients
 
 ROOT = Path(__file__).parent.parent
@@ -23,9 +25,11 @@ def all_bits(dtype=torch.float32):
     return gradients(PROBLEM, functional.em_routing, dtype)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def threads():
+    """Several, unless a test asks for another number."""
     before = torch.get_num_threads()
+    torch.set_num_threads(3)
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
@@ -47,6 +51,22 @@ def test_many_python_threads_at_once():
     for result in results:
         for name, value in result.items():
             assert torch.equal(value, expected[name]), f"{name} differs among threads"
+
+
+def test_nobody_waits_for_a_thread_that_never_comes(threads):
+    """All threads of the pool are busy with something else: the calling thread does all the work."""
+    threads(1)
+    expected = all_bits()
+    threads(3)
+    free = threading.Event()
+    with pool._lock:
+        busy = [pool._executor().submit(free.wait, 120) for _ in range(2)]
+    try:
+        for name, value in all_bits().items():
+            assert torch.equal(value, expected[name]), f"{name} differs"
+        assert not any(x.done() for x in busy)
+    finally:
+        free.set()
 
 
 class Routed(Dataset):
@@ -102,7 +122,8 @@ def test_processes_share_a_model(start):
 
 
 def run(code):
-    code = "import torch, tritoncaps\nfrom tritoncaps import Capsules, ClassCaps\n" + textwrap.dedent(code)
+    imports = "import torch, tritoncaps\nfrom tritoncaps import Capsules, ClassCaps\ntorch.set_num_threads(3)\n"
+    code = imports + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
