@@ -40,7 +40,7 @@ def parse(subjects: Subjects, doc: str | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, metavar="N", help="rounds of every case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="rows, CSV and figures beside it [bench/results/]")
     parser.add_argument(
-        "--page", type=Path, metavar="FILE.md", help="also write a page, its rows and figures beside it"
+        "--page", type=Path, metavar="FILE.md", help="also write a page, with its rows and the figures beside it"
     )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="measure nothing: take the rows of an earlier run")
     parser.add_argument(
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace, subjects: Subjects) -> None:
         return
     rows = report.read(args.rows) if args.rows else measure(args, subjects, target)
     report.write(rows, target)
-    if args.level != "smoke":
-        report.figures(rows, target.with_suffix(""))
     if args.page:
         report.write_page(rows, args.page)
+    elif args.level != "smoke":
+        report.figures(rows, target.with_suffix(""))
     print(f"\nrows: {target}")
 
 

@@ -24,6 +24,8 @@ from tritoncaps.kernels.cpu.compiling import ready
 
 OMP_PAUSE_SOFT = 1
 
+Calls = list[tuple[Any, tuple[Any, ...]]]  # of kernels, with their arguments
+
 _pool: ThreadPoolExecutor | None = None
 _workers = 0
 _lock = threading.Lock()
@@ -35,8 +37,7 @@ class Plan:
     woken once for all."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
-        self.tasks = 0
+        self.calls: Calls = []
 
     def add(self, kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
         """Call ``kernel(counter, tasks, edges, *arguments)`` after those before."""
@@ -44,12 +45,12 @@ class Plan:
             call = (np.zeros(2, np.int64), tasks, edges, *arguments)
             ready(kernel, edges.poses.dtype, call)
             self.calls.append((kernel, call))
-            self.tasks = max(tasks, self.tasks)
 
     def run(self) -> None:
         """Call all kernels, in up to ``torch.get_num_threads()`` threads, and forget them."""
         calls, self.calls = self.calls, []
-        helpers = _submit(min(num_threads(), self.tasks) - 1, calls)
+        most = max((tasks for _, (_, tasks, *_) in calls), default=0)
+        helpers = _submit(min(num_threads(), most) - 1, calls)
         try:
             _call(calls)
         except BaseException:
@@ -106,12 +107,12 @@ def _openmp() -> ctypes.CDLL | None:
     return None
 
 
-def _call(calls: list[tuple[Any, tuple[Any, ...]]]) -> None:
+def _call(calls: Calls) -> None:
     for kernel, arguments in calls:
         kernel(*arguments)
 
 
-def _submit(count: int, calls: list[tuple[Any, tuple[Any, ...]]]) -> list[Future]:
+def _submit(count: int, calls: Calls) -> list[Future]:
     if count < 1:
         return []
     try:
