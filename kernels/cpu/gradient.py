@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, array
+from tritoncaps.kernels.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, array, arrays
 from tritoncaps.kernels.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.cpu.votes import (
     add_later_gradients,
@@ -68,7 +68,7 @@ def child_and_weight_gradient(
         array(dM),
         array(da),
         array(dW),
-        *map(array, history),
+        *(x.ravel() for x in arrays(call, history)),
         array(torch.ones(1, dtype=dtype)),
         needs_children,
         needs_weight,

@@ -23,7 +23,7 @@ from tritoncaps.kernels.cpu.compiling import kernel
 from tritoncaps.kernels.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.cpu.threads import Plan
 from tritoncaps.kernels.cpu.workspace import scratch
-from tritoncaps.kernels.em_routing import Fit
+from tritoncaps.kernels.em_routing import Fit, History
 from tritoncaps.reference import least_support
 from tritoncaps.routing_map import Tables
 
@@ -138,6 +138,7 @@ class Call:
     plan: Plan = field(default_factory=Plan)
     betas: Any = None  # [blocks, Beta.ROWS, lanes], made at their first use
     moments: Any = None  # memory for those of some images, likewise
+    history: Any = None  # its arrays, [T or T - 1, ...] each, likewise
 
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
@@ -159,9 +160,6 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
             images=images,
             children_count=locations,
             parents_count=parents,
-            edges_count=int(of_map["start"][-1]),
-            degree=int(np.diff(of_map["start"]).max(initial=0)),
-            groups=locations if competition == "global" else parents * slots,
             together=together,
             child_types=child_types,
             parent_types=parent_types,
@@ -197,6 +195,13 @@ def da_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
 def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
     lanes, blocks = vectors(types, dtype)
     return images, parents, blocks, Slope.ROWS, lanes
+
+
+def arrays(call: Call, history: History) -> History:
+    """The tensors of a history as arrays, by iterations."""
+    if call.history is None:
+        call.history = History(*(array(x).reshape(len(x), x.numel() // max(1, len(x))) for x in history))
+    return call.history
 
 
 def betas(call: Call, fit: Fit) -> NDArray:
@@ -260,7 +265,7 @@ _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _of_map(tables: Tables, competition: str, *sizes: Any) -> dict[str, Any]:
-    """The arrays of `Edges` that a map gives, made once for each map."""
+    """The fields of `Edges` that a map gives, made once for each map."""
     known, key = _maps.setdefault(tables.children, {}), (competition, *sizes)
     if key not in known:
         known[key] = _made_of_map(tables, competition == "local", *sizes)
@@ -279,9 +284,13 @@ def _made_of_map(
     group = parent * slots + slot if local else child
     competitors = group[j == 0].bincount(minlength=groups)
     numbers = j * locations + child, j * weights + tables.weight_of.long()[slot], slot, j * groups + group
+    degrees = (tables.children >= 0).sum(dim=1)
     return {
         "edges": array(torch.stack(numbers, dim=1)),
-        "start": array(F.pad((tables.children >= 0).sum(dim=1).cumsum(0), (1, 0))),
+        "start": array(F.pad(degrees.cumsum(0), (1, 0))),
+        "edges_count": int(degrees.sum()),
+        "degree": int(degrees.max()) if parents else 0,
+        "groups": groups,
         "offset": array(tables.offset.to(dtype)),
         "share": array(1 / (competitors * parent_types).clamp(min=1).to(dtype).repeat(together)),
     }

@@ -27,7 +27,19 @@ from tritoncaps.kernels.cpu.child_view import (
     weights_of_gradient,
 )
 from tritoncaps.kernels.cpu.compiling import kernel, part
-from tritoncaps.kernels.cpu.layout import Beta, Call, Edge, Edges, Moment, Slope, Statistic, array, betas, numbers
+from tritoncaps.kernels.cpu.layout import (
+    Beta,
+    Call,
+    Edge,
+    Edges,
+    Moment,
+    Slope,
+    Statistic,
+    array,
+    arrays,
+    betas,
+    numbers,
+)
 from tritoncaps.kernels.cpu.parents import activation, activation_backward, fit, fit_backward, likelihood_backward
 from tritoncaps.kernels.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.cpu.votes import add_moments, check_centre, clear_moments, sum_moments
@@ -68,24 +80,24 @@ def _m_step(call: Call, fit: Fit, weights: int, centre: Tensor, out: Tensor, log
     for first, images, ranges, moments in _waves(call):
         again, chunks = np.ones(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
         for about in (statistics, found):
-            arrays = moments, about, again, statistics, nothing, log_sums, nothing
-            call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *arrays)
-            arrays = found, moments, about, again, *parents
-            call.plan.add(_fit_kernel, chunks, edges, first, images, chunks, ranges, *arrays)
+            given = moments, about, again, statistics, nothing, log_sums, nothing
+            call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *given)
+            given = found, moments, about, again, *parents
+            call.plan.add(_fit_kernel, chunks, edges, first, images, chunks, ranges, *given)
 
 
 def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
     """da [N, B, G] of iteration t, and the slopes [N, P, blocks, 51, lanes] of iteration t - 1."""
-    edges, statistics = call.edges, array(history.statistics[t - 1])
-    inputs = array(history.slopes[t]), array(history.log_sums[t - 1]), array(history.da[t - 1])
-    slopes, before = array(history.slopes[t - 1]), array(history.statistics[max(t - 2, 0)])
+    edges, known = call.edges, arrays(call, history)
+    statistics, before, slopes = known.statistics[t - 1], known.statistics[max(t - 2, 0)], known.slopes[t - 1]
+    inputs = known.slopes[t], known.log_sums[t - 1], known.da[t - 1]
     everywhere = np.empty(0, np.bool_)
     for first, images, ranges, moments in _waves(call):
-        arrays = moments, statistics, everywhere, statistics, *inputs
-        call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, GRADIENT, *arrays)
+        given = moments, statistics, everywhere, statistics, *inputs
+        call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, GRADIENT, *given)
         chunks = _chunks(edges, images)
-        arrays = slopes, moments, statistics, before, betas(call, fit), numbers(call, fit)
-        call.plan.add(_slopes_kernel, chunks, edges, first, images, chunks, ranges, *arrays)
+        given = slopes, moments, statistics, before, betas(call, fit), numbers(call, fit)
+        call.plan.add(_slopes_kernel, chunks, edges, first, images, chunks, ranges, *given)
 
 
 def outputs(call: Call, statistics: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,24 +111,17 @@ def outputs(call: Call, statistics: Tensor) -> tuple[Tensor, Tensor]:
 
 def output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
     """Slopes [N, P, blocks, 51, lanes] of the last M-step, from gradients [N, P, 16, C] and [N, P, C]."""
-    _add(
-        call,
-        _output_slopes_kernel,
-        array(history.slopes[-1]),
-        array(grad_poses.permute(0, 3, 1, 2)),
-        array(grad_activations.transpose(1, 2)),
-        array(history.statistics[-1]),
-        array(history.statistics[-2:][0]),
-        betas(call, fit),
-        numbers(call, fit),
-    )
+    known = arrays(call, history)
+    grads = array(grad_poses.permute(0, 3, 1, 2)), array(grad_activations.transpose(1, 2))
+    statistics = known.statistics[-1], known.statistics[-2:][0]
+    _add(call, _output_slopes_kernel, known.slopes[-1], *grads, *statistics, betas(call, fit), numbers(call, fit))
 
 
 def beta_gradients(call: Call, history: History, since: int) -> tuple[Tensor, Tensor]:
     """dL/dbeta_u and dL/dbeta_a, [C]."""
     call.plan.run()
-    slopes, C = history.slopes[since:], call.edges.parent_types
-    beta_u, beta_a = (slopes[..., row, :].sum(dim=(0, 1, 2)).flatten()[:C] for row in (Slope.BETA_U, Slope.BETA_A))
+    rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
+    beta_u, beta_a = rows.transpose(0, 1).flatten(1)[:, : call.edges.parent_types]
     return beta_u, beta_a
 
 
