@@ -24,7 +24,7 @@ Loss = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor], Tensor]
 
 def cases(level: str) -> list[Case]:
     timed = (OURS, REFERENCE, COMPILED) if level == "full" else (OURS, REFERENCE)
-    images = {"smoke": 1, "quick": 4, "full": 32}[level]
+    images = {"smoke": 1, "quick": 2, "full": 32}[level]
     if level == "smoke":
         return [matrix_case("MatrixCapsNet, tiny", (4, 3, 2, 2), images, timed)]
     found = [matrix_case("MatrixCapsNet.small", (64, 8, 16, 16), images, timed), vector_case(images, timed)]
