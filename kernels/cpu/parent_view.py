@@ -122,7 +122,7 @@ def beta_gradients(call: Call, history: History, since: int) -> tuple[Tensor, Te
     call.plan.run()
     rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
     beta_u, beta_a = rows.transpose(0, 1).flatten(1)[:, : call.edges.parent_types]
-    return beta_u, beta_a
+    return beta_u.clone(), beta_a.clone()  # an operator's outputs share no memory
 
 
 def _waves(call: Call) -> Iterator[tuple[int, int, int, Any]]:
