@@ -95,11 +95,11 @@ def coordinate_addition(votes: Shape, tables: Any, *_: Any, **__: Any) -> int:
 
 
 def _register_step(name: str, votes_position: int, tables_position: int) -> None:
-    """An operator on stored votes [N, P, S, B, H, C]."""
+    """An operator on stored votes [N, P, S, B, C, H]."""
 
     def formula(*shapes: Any, **_: Any) -> int:
         votes = shapes[votes_position]
-        return _stored(votes, shapes[tables_position]) * STORED[name](votes[4])
+        return _stored(votes, shapes[tables_position]) * STORED[name](votes[5])
 
     register_flop_formula(getattr(torch.ops.tritoncaps, name))(formula)
 
@@ -130,4 +130,4 @@ def _votes(poses: Shape, weight: Shape, tables: Sequence[Shape]) -> int:
 
 def _stored(votes: Shape, tables: Sequence[Shape]) -> int:
     """Votes that exist: images times edges times child types times parent types."""
-    return votes[0] * Tables(*tables).parents_pair[0] * votes[3] * votes[5]  # type: ignore[arg-type, return-value]
+    return votes[0] * Tables(*tables).parents_pair[0] * votes[3] * votes[4]  # type: ignore[arg-type, return-value]

@@ -145,11 +145,13 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: 
     check_alike(poses=poses, weight=weight)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", 4, 4])
-    if backends.choose(backend, poses.device) != "triton":
+    chosen = backends.choose(backend, poses.device)
+    if chosen != "triton":
         return reference.pose_votes(poses, weight, routing_map)
-    children = poses.reshape(*poses.shape[:2], routing_map.num_children, 16).movedim(1, -1)
-    votes = vote_ops.PoseVotes.apply(children, weight, list(routing_map.tables(poses.device)))
-    return votes.transpose(4, 5).unflatten(5, (4, 4))
+    check_reverse_mode("pose_votes", poses, weight)
+    children = poses.reshape(*poses.shape[:2], routing_map.num_children, 16)
+    votes = vote_ops.PoseVotes.apply(children, weight, list(routing_map.tables(poses.device)), chosen)
+    return votes.unflatten(5, (4, 4))
 
 
 def coordinate_addition(votes: Tensor, routing_map: RoutingMap, backend: str | None = None) -> Tensor:
@@ -157,10 +159,12 @@ def coordinate_addition(votes: Tensor, routing_map: RoutingMap, backend: str | N
     check_map(routing_map)
     check_tensor("votes", votes)
     check_shape("votes", votes, ["N", routing_map.num_parents, routing_map.num_slots, "B", "C", 4, 4])
-    if backends.choose(backend, votes.device) != "triton":
+    chosen = backends.choose(backend, votes.device)
+    if chosen != "triton":
         return reference.coordinate_addition(votes, routing_map)
-    added = vote_ops.CoordinateAddition.apply(_kernel_votes(votes), list(routing_map.tables(votes.device)))
-    return added.transpose(4, 5).unflatten(5, (4, 4))
+    check_reverse_mode("coordinate_addition", votes)
+    tables = list(routing_map.tables(votes.device))
+    return vote_ops.CoordinateAddition.apply(votes.flatten(5), tables, chosen).unflatten(5, (4, 4))
 
 
 def m_step(
@@ -200,7 +204,8 @@ def m_step(
     check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
     check_shape("beta_u", beta_u, [out_caps])
     check_shape("beta_a", beta_a, [out_caps])
-    if backends.choose(backend, votes.device) != "triton":
+    chosen = backends.choose(backend, votes.device)
+    if chosen == "reference":
         return reference.m_step(
             votes,
             assignments,
@@ -212,20 +217,22 @@ def m_step(
             variance_floor=variance_floor,
             mean_data=mean_data,
         )
+    check_reverse_mode("m_step", *given.values())
     mean, variance, logits, _ = vote_ops.MStep.apply(
-        _kernel_votes(votes),
+        votes.flatten(5),
         assignments,
-        activations.reshape(images, in_caps, routing_map.num_children).movedim(1, -1),
+        activations.reshape(images, in_caps, routing_map.num_children),
         beta_u,
         beta_a,
         list(routing_map.tables(votes.device)),
         inverse_temperature,
         variance_floor,
         reference.mean_data_of(routing_map, in_caps, out_caps, mean_data),
+        chosen,
     )
     parents = (images, out_caps, *routing_map.out_size)
-    mean, variance = (x.permute(0, 3, 1, 2).reshape(*parents, *votes.shape[5:]) for x in (mean, variance))
-    return Gaussians(*(x.to(votes.dtype) for x in (mean, variance, logits.movedim(2, 1).reshape(parents))))
+    mean, variance = (x.transpose(1, 2).reshape(*parents, *votes.shape[5:]) for x in (mean, variance))
+    return Gaussians(mean, variance, logits.transpose(1, 2).reshape(parents))
 
 
 def e_step(
@@ -249,19 +256,16 @@ def e_step(
     check_shape("logits", gaussians.logits, parents)
     if competition not in ("global", "local"):
         raise ValueError(f"competition must be 'global' or 'local', but it is {competition!r}")
-    if backends.choose(backend, votes.device) != "triton":
+    chosen = backends.choose(backend, votes.device)
+    if chosen == "reference":
         return reference.e_step(votes, gaussians, routing_map, competition=competition)
+    check_reverse_mode("e_step", *given.values())
     flat = (votes.shape[0], votes.shape[4], routing_map.num_parents)
     pose = math.prod(votes.shape[5:])  # reshape could not find it for an empty batch
-    mean, variance = (x.reshape(*flat, pose).permute(0, 2, 3, 1) for x in gaussians[:2])
-    logits = gaussians.logits.reshape(flat).movedim(1, 2)
+    mean, variance = (x.reshape(*flat, pose).transpose(1, 2) for x in gaussians[:2])
+    logits = gaussians.logits.reshape(flat).transpose(1, 2)
     tables = list(routing_map.tables(votes.device))
-    return vote_ops.EStep.apply(_kernel_votes(votes), mean, variance, logits, tables, competition)
-
-
-def _kernel_votes(votes: Tensor) -> Tensor:
-    """[N, P, S, B, C, *pose] -> [N, P, S, B, H, C]: types fastest, as kernels read them."""
-    return votes.flatten(5).transpose(4, 5)
+    return vote_ops.EStep.apply(votes.flatten(5), mean, variance, logits, tables, competition, chosen)
 
 
 def _check_votes(votes: Tensor, routing_map: RoutingMap) -> None:

@@ -1,84 +1,101 @@
 """Operators on stored votes: pose votes, coordinate addition, M-step and E-step, with the autograd Functions over them.
 
-They exist on the Triton backend. At this level votes are [N, P, S, B, H, C], assignments [N, P, S, B, C], parents'
-arrays [N, P, H, C] or [N, P, C] and children's [N, L, 16, B] or [N, L, B]: types are fastest, as kernels read them.
+The operators know shapes, not devices: `backend` names the kernels that do the work. Votes are [N, P, S, B, C, H] and
+assignments [N, P, S, B, C] at this level, parents' arrays [N, P, C, H] or [N, P, C] and children's [N, B, L, 16] or
+[N, B, L]; pose and spatial axes are flattened by the caller. Triton's kernels keep votes with types fastest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from tritoncaps.operators import fake, operator
-from tritoncaps.reference import widen
-from tritoncaps.routing_map import Tables
+from tritoncaps import reference
+from tritoncaps.capsules import Gaussians
+from tritoncaps.operators import differentiable_again, fake, operator, quietly
+from tritoncaps.routing_map import RoutingMap, Tables
 
 
-def _kernels() -> Any:
-    from tritoncaps.kernels import triton
-
-    return triton
+def _kernels(backend: str) -> Any:
+    return import_module(f"tritoncaps.kernels.{backend}.stored")
 
 
 @operator
-def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor]) -> Tensor:
-    """poses [N, L, 16, B], weight [K, B, C, 4, 4] -> votes [N, P, S, B, 16, C]."""
-    return _kernels().pose_votes_forward(poses.contiguous(), weight.contiguous(), Tables(*tables))
+@quietly
+def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
+    """poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
+    return _kernels(backend).pose_votes_forward(poses, weight, Tables(*tables)).to(poses.dtype)
 
 
 @fake(pose_votes_forward)
-def _(poses, weight, tables):
+def _(poses, weight, tables, backend):
     P, S = Tables(*tables).children.shape
-    return poses.new_empty(poses.shape[0], P, S, poses.shape[3], poses.shape[2], weight.shape[2])
+    return _empty_votes(poses, (poses.shape[0], P, S, *weight.shape[1:3], poses.shape[3]), backend)
 
 
 @operator
+@quietly
 def pose_votes_backward(
-    grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Sequence[Tensor]
+    grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Sequence[Tensor], backend: str
 ) -> tuple[Tensor, Tensor]:
-    grads = _kernels().pose_votes_backward(grad_votes, poses.contiguous(), weight.contiguous(), Tables(*tables))
-    return grads[0].to(poses.dtype), grads[1].to(weight.dtype)
+    grads = _kernels(backend).pose_votes_backward(grad_votes, poses, weight, Tables(*tables))
+    return _as(grads[0], poses), _as(grads[1], weight)
 
 
 @fake(pose_votes_backward)
-def _(grad_votes, poses, weight, tables):
+def _(grad_votes, poses, weight, tables, backend):
     return _like(poses), _like(weight)
 
 
 class PoseVotes(torch.autograd.Function):
-    """votes of (poses, weight, tables)."""
+    """votes of (poses, weight, tables, backend)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor]) -> Tensor:
-        return pose_votes_forward(poses, weight, tables)
+    def forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
+        return pose_votes_forward(poses, weight, tables, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        poses, weight, tables = inputs
+        poses, weight, tables, ctx.backend = inputs
         ctx.save_for_backward(poses, weight, *tables)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_votes: Tensor) -> tuple[Tensor | None, ...]:
         poses, weight, *tables = ctx.saved_tensors
-        return *pose_votes_backward(grad_votes, poses, weight, tables), None
+        return *_pose_votes_backward(grad_votes, poses, weight, tables, ctx.backend), None, None
+
+
+def _reference_pose_votes_backward(
+    grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Sequence[Tensor], backend: str
+) -> tuple[Tensor, ...]:
+    routing_map = _routing_map(tables)
+
+    def votes(poses: Tensor, weight: Tensor) -> Tensor:
+        return reference.pose_votes(poses.unflatten(3, (4, 4)), weight, routing_map).flatten(5)
+
+    return torch.func.vjp(votes, poses, weight)[1](grad_votes)
+
+
+_pose_votes_backward = differentiable_again(pose_votes_backward, _reference_pose_votes_backward)
 
 
 @operator
-def coordinate_addition(votes: Tensor, tables: Sequence[Tensor]) -> Tensor:
-    """votes [N, P, S, B, 16, C] with each slot's offset added to the right-hand column."""
-    return _kernels().coordinate_addition_forward(votes.contiguous(), Tables(*tables))
+@quietly
+def coordinate_addition(votes: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
+    """votes [N, P, S, B, C, 16] with each slot's offset added to the right-hand column."""
+    return _kernels(backend).coordinate_addition_forward(votes, Tables(*tables))
 
 
 @fake(coordinate_addition)
-def _(votes, tables):
-    return _like(votes)
+def _(votes, tables, backend):
+    return _empty_votes(votes, votes.shape, backend)
 
 
 class CoordinateAddition(torch.autograd.Function):
@@ -87,19 +104,20 @@ class CoordinateAddition(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(votes: Tensor, tables: Sequence[Tensor]) -> Tensor:
-        return coordinate_addition(votes, tables)
+    def forward(votes: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
+        return coordinate_addition(votes, tables, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, grad_votes: Tensor) -> tuple[Tensor, None]:
-        return grad_votes, None
+    def backward(ctx: Any, grad_votes: Tensor) -> tuple[Tensor, None, None]:
+        return grad_votes, None, None
 
 
 @operator
+@quietly
 def m_step_forward(
     votes: Tensor,
     assignments: Tensor,
@@ -110,34 +128,26 @@ def m_step_forward(
     inverse_temperature: float,
     variance_floor: float,
     mean_data: float,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """mean, variance [N, P, H, C] and logit [N, P, C] of every parent; and, for backward, statistics [N, P, ..., C]."""
-    statistics = _kernels().m_step_forward(
-        votes.contiguous(),
-        assignments.contiguous(),
-        activations.contiguous(),
-        widen(beta_u),
-        widen(beta_a),
-        Tables(*tables),
-        inverse_temperature,
-        variance_floor,
-        mean_data,
-    )
-    H = votes.shape[4]
-    mean, precision, logit = statistics[:, :, :H], statistics[:, :, H : 2 * H], statistics[:, :, 2 * H + 1]
-    variance = (0.5 / precision).clamp(min=variance_floor)  # whatever the rounding
-    return mean.clone(memory_format=torch.contiguous_format), variance, logit.clone(), statistics
+    """mean, variance [N, P, C, H] and logit [N, P, C] of every parent; and, for backward, statistics of its own shape."""
+    tensors, options = (votes, assignments, activations, beta_u, beta_a), (variance_floor, mean_data)
+    *gaussians, statistics = _kernels(backend).m_step_forward(*tensors, Tables(*tables), inverse_temperature, *options)
+    mean, variance, logit = (_as(x, votes) for x in gaussians)
+    return mean, variance, logit, statistics
 
 
 @fake(m_step_forward)
-def _(votes, assignments, activations, beta_u, beta_a, tables, inverse_temperature, variance_floor, mean_data):
-    N, P, _, _, H, C = votes.shape
+def _(votes, assignments, activations, beta_u, beta_a, tables, inverse_temperature, variance_floor, mean_data, backend):
+    N, P, _, _, C, H = votes.shape
+    mean, logit = votes.new_empty(N, P, C, H), votes.new_empty(N, P, C)
     wide = torch.promote_types(votes.dtype, torch.float32)
-    mean, logit = votes.new_empty(N, P, H, C, dtype=wide), votes.new_empty(N, P, C, dtype=wide)
-    return mean, torch.empty_like(mean), logit, votes.new_empty(N, P, 2 * H + 4, C, dtype=wide)
+    statistics = votes.new_empty(_kernels(backend).statistics_shape(N, P, C, H), dtype=wide)
+    return mean, torch.empty_like(mean), logit, statistics
 
 
 @operator
+@quietly
 def m_step_backward(
     grad_mean: Tensor,
     grad_variance: Tensor,
@@ -151,24 +161,15 @@ def m_step_backward(
     inverse_temperature: float,
     variance_floor: float,
     mean_data: float,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of votes, assignments, activations, beta_u and beta_a."""
-    grads = _kernels().m_step_backward(
-        grad_mean,
-        grad_variance,
-        grad_logit,
-        votes.contiguous(),
-        assignments.contiguous(),
-        activations.contiguous(),
-        widen(beta_u),
-        statistics,
-        Tables(*tables),
-        inverse_temperature,
-        variance_floor,
-        mean_data,
-    )
-    inputs = (votes, assignments, activations, beta_u, beta_u)
-    return tuple(grad.to(given.dtype).contiguous() for grad, given in zip(grads, inputs, strict=True))
+    grads = (reference.widen(x) for x in (grad_mean, grad_variance, grad_logit))
+    tensors, options = (votes, assignments, activations, beta_u, statistics), (variance_floor, mean_data)
+    found = _kernels(backend).m_step_backward(*grads, *tensors, Tables(*tables), inverse_temperature, *options)
+    grad_votes, *others = found
+    inputs = (assignments, activations, beta_u, beta_u)
+    return grad_votes.to(votes.dtype), *(_as(x, given) for x, given in zip(others, inputs, strict=True))
 
 
 @fake(m_step_backward)
@@ -185,8 +186,9 @@ def _(
     inverse_temperature,
     variance_floor,
     mean_data,
+    backend,
 ):
-    return tuple(_like(x) for x in (votes, assignments, activations, beta_u, beta_u))
+    return _empty_votes(votes, votes.shape, backend), *map(_like, (assignments, activations, beta_u, beta_u))
 
 
 class MStep(torch.autograd.Function):
@@ -205,28 +207,64 @@ class MStep(torch.autograd.Function):
         ctx.save_for_backward(votes, assignments, activations, beta_u, output[3], *tables)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, tables = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
-        return *m_step_backward(*grads[:3], *inputs, tables, *ctx.options), None, None, None, None
+        saved = ctx.saved_tensors  # asked once only: checkpointing allows no more
+        return *_m_step_backward(*grads[:3], *saved[:5], list(saved[5:]), *ctx.options), *(None,) * 5
+
+
+def _reference_m_step_backward(
+    grad_mean: Tensor,
+    grad_variance: Tensor,
+    grad_logit: Tensor,
+    votes: Tensor,
+    assignments: Tensor,
+    activations: Tensor,
+    beta_u: Tensor,
+    statistics: Tensor,
+    tables: Sequence[Tensor],
+    inverse_temperature: float,
+    variance_floor: float,
+    mean_data: float,
+    backend: str,
+) -> tuple[Tensor, ...]:
+    """What the backward operator computes, by the reference. Nothing but the logit depends on beta_a, as a sum does."""
+    routing_map = _routing_map(tables)
+    options: dict[str, Any] = {"inverse_temperature": inverse_temperature, "variance_floor": variance_floor}
+
+    def fit(*tensors: Tensor) -> tuple[Tensor, ...]:
+        found = reference.m_step(*tensors, routing_map, **options, mean_data=mean_data != 1.0)  # type: ignore[misc, arg-type]
+        return tuple(x.transpose(1, 2) for x in found)
+
+    pull_back = torch.func.vjp(fit, votes, assignments, activations, beta_u, torch.zeros_like(beta_u))[1]
+    return pull_back((grad_mean, grad_variance, grad_logit))
+
+
+_m_step_backward = differentiable_again(m_step_backward, _reference_m_step_backward)
 
 
 @operator
+@quietly
 def e_step_forward(
-    votes: Tensor, mean: Tensor, variance: Tensor, logit: Tensor, tables: Sequence[Tensor], competition: str
+    votes: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    logit: Tensor,
+    tables: Sequence[Tensor],
+    competition: str,
+    backend: str,
 ) -> Tensor:
     """assignments [N, P, S, B, C]."""
-    gaussians = (widen(x).contiguous() for x in (mean, variance, logit))
-    return _kernels().e_step_forward(votes.contiguous(), *gaussians, Tables(*tables), competition)
+    assignments = _kernels(backend).e_step_forward(votes, mean, variance, logit, Tables(*tables), competition)
+    return assignments.to(votes.dtype)
 
 
 @fake(e_step_forward)
-def _(votes, mean, variance, logit, tables, competition):
-    N, P, S, B, _, C = votes.shape
-    return votes.new_empty(N, P, S, B, C)
+def _(votes, mean, variance, logit, tables, competition, backend):
+    return votes.new_empty(votes.shape[:5])
 
 
 @operator
+@quietly
 def e_step_backward(
     grad_assignments: Tensor,
     votes: Tensor,
@@ -236,19 +274,18 @@ def e_step_backward(
     assignments: Tensor,
     tables: Sequence[Tensor],
     competition: str,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of votes, mean, variance and logit."""
-    gaussians = [widen(x).contiguous() for x in (mean, variance, logit)]
-    grads = _kernels().e_step_backward(
-        grad_assignments, votes.contiguous(), *gaussians, assignments, Tables(*tables), competition
-    )
-    inputs = (votes, mean, variance, logit)
-    return tuple(grad.to(given.dtype).contiguous() for grad, given in zip(grads, inputs, strict=True))
+    tensors = (grad_assignments, votes, mean, variance, logit, assignments)
+    grad_votes, *others = _kernels(backend).e_step_backward(*tensors, Tables(*tables), competition)
+    inputs = (mean, variance, logit)
+    return grad_votes.to(votes.dtype), *(_as(x, given) for x, given in zip(others, inputs, strict=True))
 
 
 @fake(e_step_backward)
-def _(grad_assignments, votes, mean, variance, logit, assignments, tables, competition):
-    return tuple(_like(x) for x in (votes, mean, variance, logit))
+def _(grad_assignments, votes, mean, variance, logit, assignments, tables, competition, backend):
+    return _empty_votes(votes, votes.shape, backend), *map(_like, (mean, variance, logit))
 
 
 class EStep(torch.autograd.Function):
@@ -262,16 +299,56 @@ class EStep(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        votes, mean, variance, logit, tables, ctx.competition = inputs
+        votes, mean, variance, logit, tables, *ctx.options = inputs
         ctx.save_for_backward(votes, mean, variance, logit, output, *tables)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_assignments: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, assignments = ctx.saved_tensors[:5]
-        tables = list(ctx.saved_tensors[5:])
-        return *e_step_backward(grad_assignments, *inputs, assignments, tables, ctx.competition), None, None
+        saved = ctx.saved_tensors
+        return *_e_step_backward(grad_assignments, *saved[:5], list(saved[5:]), *ctx.options), None, None, None
+
+
+def _reference_e_step_backward(
+    grad_assignments: Tensor,
+    votes: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    logit: Tensor,
+    assignments: Tensor,
+    tables: Sequence[Tensor],
+    competition: str,
+    backend: str,
+) -> tuple[Tensor, ...]:
+    """What the backward operator computes, by the reference."""
+    routing_map = _routing_map(tables)
+
+    def share(votes: Tensor, *gaussians: Tensor) -> Tensor:
+        given = Gaussians(*(x.transpose(1, 2) for x in gaussians))
+        return reference.e_step(votes, given, routing_map, competition=competition)
+
+    return torch.func.vjp(share, votes, mean, variance, logit)[1](grad_assignments)
+
+
+_e_step_backward = differentiable_again(e_step_backward, _reference_e_step_backward)
+
+
+def _routing_map(tables: Sequence[Tensor]) -> RoutingMap:
+    children, weight_of, offset, start, _ = tables
+    return RoutingMap.from_tables(children, weight_of, offset, (len(start) - 1,), (len(children),))
+
+
+def _as(x: Tensor, given: Tensor) -> Tensor:
+    """Of the dtype of another tensor, and contiguous."""
+    return x.to(given.dtype).contiguous()
 
 
 def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _empty_votes(x: Tensor, shape: Sequence[int], backend: str) -> Tensor:
+    """Votes of this shape and x's dtype, as the backend's kernels lay them out."""
+    *edges, types, entries = shape
+    if backend == "cpu":
+        return x.new_empty(*edges, types, entries)
+    return rearrange(x.new_empty(*edges, entries, types), "... h c -> ... c h")

@@ -69,6 +69,36 @@ def for_each(rows: Rows, count: Number, body: Callable[[Number], None], first: N
     _loop(rows.builder, number(0) if first is None else first, count, [], step)
 
 
+class Element(Rows):
+    """Rows of one element each: the other lanes are zero, and are not stored."""
+
+    def __getitem__(self, row: int) -> Vector:
+        element = self.builder.load(self._element(row))
+        lane = ir.Constant(ir.IntType(32), 0)
+        return Vector(self.builder, self.form, self.builder.insert_element(zero(self).value, element, lane))
+
+    def __setitem__(self, row: int, x: Vector | float) -> None:
+        self.set_element(row, x if isinstance(x, Vector) else zero(self).like(x))
+
+
+def over(
+    rows: Rows,
+    count: Number,
+    sums: list[Vector],
+    body: Callable[[Callable[[Rows], Rows], list[Vector]], list[Vector]],
+) -> list[Vector]:
+    """sums = body(here, sums) along `count` elements of arrays, of which here(x) is what body works on at a time: a row,
+    or an `Element` of those that fill no row."""
+    builder, lanes = rows.builder, number(rows.form.lanes)
+    whole = builder.sdiv(count, lanes)
+    sums = _loop(builder, number(0), whole, sums, lambda i, sums: body(lambda x: at(x, i), sums))
+
+    def of_element(i: Number, sums: list[Vector]) -> list[Vector]:
+        return body(lambda x: Element(builder, x.form, at(x, (i, number(1))).pointer), sums)
+
+    return _loop(builder, builder.mul(whole, lanes), count, sums, of_element)
+
+
 def for_rows(rows: Rows, count: Number, body: Callable[[Number, int], None], together: int = 4) -> None:
     """body(first, how many) for the rows 0, ..., count - 1, as many at once as hide each other's latencies."""
     builder = rows.builder

@@ -40,10 +40,11 @@ class Plan:
         self.calls: Calls = []
 
     def add(self, kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
-        """Call ``kernel(counter, tasks, edges, *arguments)`` after those before."""
+        """Call ``kernel(counter, tasks, edges, *arguments)`` after those before. The first of edges is an array of the
+        call's dtype."""
         if tasks:
             call = (np.zeros(2, np.int64), tasks, edges, *arguments)
-            ready(kernel, edges.poses.dtype, call)
+            ready(kernel, edges[0].dtype, call)
             self.calls.append((kernel, call))
 
     def run(self) -> None:

@@ -1,0 +1,187 @@
+"""Micro-kernels on stored votes: what is computed for the votes [C, H] of one child, at one edge, for all parent types.
+
+Vectors run along the entries of a vote, which may be any number. A parent's arrays are [C, H] or [C].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tritoncaps.kernels.cpu.loops import Number, at, for_each, looping_microkernel, number, over, repeat, zero
+from tritoncaps.kernels.cpu.simd import Rows, Vector, across, add, exp, fma, log, maximum
+
+Here = Callable[[Rows], Rows]  # where in an array a body of `over` works
+
+
+def _element(x: Rows, c: Number) -> Rows:
+    """The number of type c."""
+    return at(x, (c, number(1)))
+
+
+def _weight(assignments: Rows, activation: Rows, scale: Rows, c: Number) -> Vector:
+    """R a scale of type c, in all lanes."""
+    R, factor = _element(assignments, c).broadcast(0), _element(scale, c).broadcast(0)
+    return R * activation.broadcast(0) * factor
+
+
+def _add_first(
+    first: Rows, votes: Rows, assignments: Rows, activation: Rows, scale: Rows, types: Number, entries: Number
+) -> None:
+    """first += R a scale V."""
+
+    def of_type(c: Number) -> None:
+        weight = _weight(assignments, activation, scale, c)
+        out, vote = (at(x, (c, entries)) for x in (first, votes))
+
+        def of_entries(here: Here, sums: list[Vector]) -> list[Vector]:
+            here(out)[0] = fma(weight, here(vote)[0], here(out)[0])
+            return sums
+
+        over(first, entries, [], of_entries)
+
+    for_each(first, types, of_type)
+
+
+def _add_second(
+    second: Rows,
+    votes: Rows,
+    mean: Rows,
+    assignments: Rows,
+    activation: Rows,
+    scale: Rows,
+    types: Number,
+    entries: Number,
+) -> None:
+    """second += R a scale (V - mean)^2."""
+
+    def of_type(c: Number) -> None:
+        weight = _weight(assignments, activation, scale, c)
+        out, vote, centre = (at(x, (c, entries)) for x in (second, votes, mean))
+
+        def of_entries(here: Here, sums: list[Vector]) -> list[Vector]:
+            d = here(vote)[0] - here(centre)[0]
+            here(out)[0] = fma(weight * d, d, here(out)[0])
+            return sums
+
+        over(second, entries, [], of_entries)
+
+    for_each(second, types, of_type)
+
+
+def _logarithms(out: Rows, x: Rows, floor: Rows, count: Number) -> None:
+    """out = log(max(x, floor))."""
+
+    def of_entries(here: Here, sums: list[Vector]) -> list[Vector]:
+        here(out)[0] = log(maximum(here(x)[0], floor.broadcast(0)))
+        return sums
+
+    over(out, count, [], of_entries)
+
+
+def _m_step_gradient(
+    dV: Rows,
+    slope: Rows,
+    votes: Rows,
+    mean: Rows,
+    linear: Rows,
+    square: Rows,
+    offset: Rows,
+    assignments: Rows,
+    activation: Rows,
+    types: Number,
+    entries: Number,
+) -> None:
+    """With e = V - mean: slope = offset + sum_h (linear + square e) e, and dV = R a (linear + 2 square e)."""
+
+    def of_type(c: Number) -> None:
+        r = _element(assignments, c).broadcast(0) * activation.broadcast(0)
+        out, vote, centre, first, second = (at(x, (c, entries)) for x in (dV, votes, mean, linear, square))
+
+        def of_entries(here: Here, sums: list[Vector]) -> list[Vector]:
+            e, b = here(vote)[0] - here(centre)[0], here(first)[0]
+            curved = here(second)[0] * e
+            here(out)[0] = r * (b + curved * 2.0)
+            return [fma(b + curved, e, sums[0])]
+
+        (total,) = over(dV, entries, [zero(dV)], of_entries)
+        _element(slope, c).set_element(0, _element(offset, c).broadcast(0) + across(add, total))
+
+    for_each(dV, types, of_type)
+
+
+def _log_likelihood(
+    out: Rows, votes: Rows, mean: Rows, precision: Rows, constant: Rows, types: Number, entries: Number
+) -> None:
+    """out = constant - sum_h precision (V - mean)^2."""
+
+    def of_type(c: Number) -> None:
+        vote, centre, factor = (at(x, (c, entries)) for x in (votes, mean, precision))
+
+        def of_entries(here: Here, sums: list[Vector]) -> list[Vector]:
+            d = here(vote)[0] - here(centre)[0]
+            return [fma(here(factor)[0] * d, d, sums[0])]
+
+        (distance,) = over(out, entries, [zero(out)], of_entries)
+        _element(out, c).set_element(0, _element(constant, c).broadcast(0) - across(add, distance))
+
+    for_each(out, types, of_type)
+
+
+def _softmax(logits: Rows, count: Number) -> None:
+    """In place, of all lanes of `count` rows; zero if all are -inf."""
+    lowest = zero(logits).like(logits.form.lowest)
+    (greatest,) = repeat(count, [lowest], lambda i, x: [maximum(x[0], at(logits, i)[0])])
+    greatest = across(maximum, greatest)
+
+    def of_row(i: Number, sums: list[Vector]) -> list[Vector]:
+        (x,) = exp([at(logits, i)[0] - greatest])
+        at(logits, i)[0] = x
+        return [sums[0] + x]
+
+    total = across(add, repeat(count, [zero(logits)], of_row)[0])  # at least 1, or 0, or nan
+    inverse = total.like(1.0) / maximum(total, 0.5)
+
+    def scale(i: Number) -> None:
+        at(logits, i)[0] = at(logits, i)[0] * inverse
+
+    for_each(logits, count, scale)
+
+
+def _e_step_gradient(
+    dV: Rows,
+    first: Rows,
+    second: Rows,
+    votes: Rows,
+    mean: Rows,
+    inverse_variance: Rows,
+    dl: Rows,
+    types: Number,
+    entries: Number,
+) -> None:
+    """With d = V - mean: first += dl d, second += dl d^2, and dV = -dl d / variance."""
+
+    def of_type(c: Number) -> None:
+        weight = _element(dl, c).broadcast(0)
+        arrays = (dV, first, second, votes, mean, inverse_variance)
+        out, m1, m2, vote, centre, inverse = (at(x, (c, entries)) for x in arrays)
+
+        def of_entries(here: Here, sums: list[Vector]) -> list[Vector]:
+            d = here(vote)[0] - here(centre)[0]
+            weighted = weight * d
+            here(out)[0] = -(weighted * here(inverse)[0])
+            here(m1)[0] = here(m1)[0] + weighted
+            here(m2)[0] = fma(weighted, d, here(m2)[0])
+            return sums
+
+        over(dV, entries, [], of_entries)
+
+    for_each(dV, types, of_type)
+
+
+add_first = looping_microkernel(_add_first)
+add_second = looping_microkernel(_add_second)
+logarithms = looping_microkernel(_logarithms)
+m_step_gradient = looping_microkernel(_m_step_gradient)
+log_likelihood = looping_microkernel(_log_likelihood)
+softmax = looping_microkernel(_softmax)
+e_step_gradient = looping_microkernel(_e_step_gradient)
