@@ -1,7 +1,5 @@
 """The operations on stored votes: linear where they should be, equal on every backend, gradients included."""
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +9,8 @@ from tritoncaps import Gaussians, RoutingMap, functional, reference
 from tritoncaps.testing import Problem, assert_as_good_as, assert_close, routing_maps
 from tritoncaps.testing.problems import LAYOUTS, lay_out
 
-BACKENDS = {"reference": 15, "triton": 4}
+BACKENDS = {"reference": 15, "cpu": 15, "triton": 4}
+KERNELS = ("cpu", "triton")
 MAPS = {
     "conv": RoutingMap.conv((3, 4), (2, 3), stride=(1, 2), padding=1),
     "class": RoutingMap.full((2, 2)),
@@ -126,61 +125,103 @@ def test_an_empty_batch_gives_an_empty_result(backend):
     assert functional.e_step(votes, given["gaussians"], **route).shape == given["assignments"].shape
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, database=None)
-@given(
-    routing_map=routing_maps(small=True),
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
-    pose=st.sampled_from([(1,), (2, 3), (4, 4), (17,)]),
-    competition=st.sampled_from(["global", "local"]),
-    layout=st.sampled_from(LAYOUTS),
-)
-def test_drawn_votes_in_triton(routing_map, sizes, pose, competition, layout):
-    torch.manual_seed(0)
-    given = stored(routing_map, pose, *sizes)
-    names = ("votes", "assignments", "activations")
-    edges = [lay_out(given[name], layout) for name in names]
-    compare(
-        lambda *x: functional.m_step(*x, routing_map, inverse_temperature=0.5, backend="triton"),
-        lambda *x: reference.m_step(*x, routing_map, inverse_temperature=0.5),
-        *edges,
-        given["beta_u"],
-        given["beta_a"],
+@pytest.mark.parametrize("backend", KERNELS)
+def test_drawn_votes(backend):
+    """Shapes, maps and memory layouts, as hypothesis draws them."""
+
+    @settings(max_examples=BACKENDS[backend], deadline=None, derandomize=True, database=None)
+    @given(
+        routing_map=routing_maps(small=True),
+        sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+        pose=st.sampled_from([(1,), (2, 3), (4, 4), (17,)]),
+        competition=st.sampled_from(["global", "local"]),
+        layout=st.sampled_from(LAYOUTS),
     )
-    compare(
-        lambda v, *g: functional.e_step(v, Gaussians(*g), routing_map, competition=competition, backend="triton"),
-        lambda v, *g: reference.e_step(v, Gaussians(*g), routing_map, competition=competition),
-        edges[0],
-        *given["gaussians"],
-    )
+    def check(routing_map, sizes, pose, competition, layout):
+        torch.manual_seed(0)
+        given = stored(routing_map, pose, *sizes)
+        names = ("votes", "assignments", "activations")
+        edges = [lay_out(given[name], layout) for name in names]
+        compare(
+            lambda *x: functional.m_step(*x, routing_map, inverse_temperature=0.5, backend=backend),
+            lambda *x: reference.m_step(*x, routing_map, inverse_temperature=0.5),
+            *edges,
+            given["beta_u"],
+            given["beta_a"],
+        )
+        compare(
+            lambda v, *g: functional.e_step(v, Gaussians(*g), routing_map, competition=competition, backend=backend),
+            lambda v, *g: reference.e_step(v, Gaussians(*g), routing_map, competition=competition),
+            edges[0],
+            *given["gaussians"],
+        )
+
+    check()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_narrow_types_are_for_storage_only(dtype):
-    """Arrays are rounded; what happens between is float32, as good as plain torch's."""
-    m = MAPS["class"]
-    given, problem = stored(m, (4, 4)), Problem(m, in_caps=3, out_caps=5).inputs()
-    votes, options = given["votes"], {"inverse_temperature": 0.3, "variance_floor": 0.2}
-    calls = [
-        (lambda *x, backend: functional.pose_votes(*x, m, backend), problem.poses, problem.weight),
-        (lambda v, backend: functional.coordinate_addition(v, m, backend), votes),
-        (lambda *x, backend: functional.m_step(*x, m, **options, backend=backend), *list(given.values())[:5]),
-        (
-            lambda v, *g, backend: functional.e_step(v, Gaussians(*g), m, backend=backend),
+def calls(routing_map, images=2, backend=None):
+    """Every operation: a function of tensors, and these."""
+    given, problem = stored(routing_map, (4, 4), images), Problem(routing_map, images, in_caps=3, out_caps=5).inputs()
+    options = {"inverse_temperature": 0.3, "variance_floor": 0.2, "backend": backend}
+    return {
+        "pose_votes": (lambda *x: functional.pose_votes(*x, routing_map, backend), problem.poses, problem.weight),
+        "coordinate_addition": (lambda v: functional.coordinate_addition(v, routing_map, backend), given["votes"]),
+        "m_step": (lambda *x: functional.m_step(*x, routing_map, **options), *list(given.values())[:5]),
+        "e_step": (
+            lambda v, *g: functional.e_step(v, Gaussians(*g), routing_map, backend=backend),
             given["votes"],
             *given["gaussians"],
         ),
-    ]
+    }
+
+
+@pytest.mark.parametrize("name", ["pose_votes", "coordinate_addition", "m_step", "e_step"])
+def test_gradients_and_their_gradients_are_slopes(name, backend):
+    tiny = RoutingMap.from_edges([0, 1, 1], [0, 0, 1], num_children=2, num_parents=2)
+    call, *inputs = calls(tiny, 1, backend)[name]
+    given = [x.requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(call, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_depend_on_neither_threads_nor_batch(dtype):
+    """What belongs to an image is the same if it is alone; all is the same whatever the number of threads."""
+    routing_map, before = RoutingMap.conv((7, 6), 3, stride=2, padding=1), torch.get_num_threads()
+
+    def results(call, tensors):
+        given = [x.detach().requires_grad_() for x in tensors]
+        outputs = torch.utils._pytree.tree_leaves(call(*given))
+        return [*outputs, *torch.autograd.grad(sum(x.square().sum() for x in outputs), given)]
+
+    for name in ("m_step", "e_step"):
+        call, *inputs = calls(routing_map, 3, "cpu")[name]
+        tensors = [x.to(dtype) for x in inputs]
+        whole = results(call, tensors)
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            assert all(map(torch.equal, results(call, tensors), whole))
+        torch.set_num_threads(before)
+        alone = results(call, [x[1:2] if len(x) == 3 else x for x in tensors])
+        assert all(torch.equal(x, y[1:2]) for x, y in zip(alone, whole, strict=True) if len(y) == 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_narrow_types_are_for_storage_only(dtype, backend):
+    """Arrays are rounded; what happens between is float32, as good as plain torch's."""
     floor = max(32 * torch.finfo(torch.float32).eps, 2 * torch.finfo(dtype).eps)
-    for call, *inputs in calls:
+    by_reference = calls(MAPS["class"], backend="reference")
+    for name, (call, *inputs) in calls(MAPS["class"], backend=backend).items():
         rounded = [x.to(dtype) for x in inputs]
-        results = values_and_gradients(partial(call, backend="triton"), *rounded)
+        results = values_and_gradients(call, *rounded)
         plain, exact = (
-            values_and_gradients(partial(call, backend="reference"), *(x.to(wide) for x in rounded))
+            values_and_gradients(by_reference[name][0], *(x.to(wide) for x in rounded))
             for wide in (torch.float32, torch.float64)
         )
         for index, (x, y, z) in enumerate(zip(results, plain, exact, strict=True)):
             assert x.dtype == dtype
-            assert_as_good_as(f"result {index}", x, y.to(dtype), z, floor)
+            assert_as_good_as(f"result {index} of {name}", x, y.to(dtype), z, floor)
 
 
 def test_missing_slots_are_ignored(backend):

@@ -203,7 +203,7 @@ def opcheck_arguments(backend):
     mean, activation, statistics, log_sums = torch.ops.tritoncaps.em_routing_forward(*forward)
     backward = (mean, activation, *forward[:5], tables, statistics, log_sums, *options, "all", True, True, backend)
     routing = {"em_routing_forward": forward, "em_routing_backward": backward} | dynamic_arguments(backend)
-    return routing | (stored_vote_arguments() if backend == "triton" else {})
+    return routing | stored_vote_arguments(backend)
 
 
 def dynamic_arguments(backend):
@@ -222,26 +222,29 @@ def dynamic_arguments(backend):
     }
 
 
-def stored_vote_arguments():
-    """Those of the operators on stored votes [N, P, S, B, H, C], which exist on Triton only."""
+def stored_vote_arguments(backend):
+    """Those of the operators on stored votes [N, P, S, B, C, H]; two of them exist on Triton only."""
     poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32)
-    poses, activations = poses.flatten(-2).permute(0, 2, 3, 1), activations.movedim(1, 2)
-    tables, fit = list(TINY.routing_map.tables()), (0.5, 1e-4, 1.0)
-    votes = torch.ops.tritoncaps.pose_votes_forward(poses, weight, tables)
-    shares = torch.rand_like(votes[..., 0, :])
+    poses, tables, fit = poses.flatten(-2), list(TINY.routing_map.tables()), (0.5, 1e-4, 1.0, backend)
+    votes = reference.pose_votes(poses.unflatten(-1, (4, 4)), weight, TINY.routing_map).flatten(5)
+    shares = torch.rand_like(votes[..., 0])
     m_step = (votes, shares, activations, beta_u, beta_a, tables, *fit)
     mean, variance, logit, statistics = torch.ops.tritoncaps.m_step_forward(*m_step)
-    e_step = (votes, mean, variance, logit, tables, "global")
+    e_step = (votes, mean, variance, logit, tables, "global", backend)
     fitted = (mean, variance, logit, votes, shares, activations, beta_u, statistics, tables, *fit)
-    shared = (shares, votes, mean, variance, logit, torch.ops.tritoncaps.e_step_forward(*e_step), tables, "global")
-    return {
-        "pose_votes_forward": (poses, weight, tables),
-        "pose_votes_backward": (votes, poses, weight, tables),
-        "coordinate_addition": (votes, tables),
+    shared = (shares, *e_step[:4], torch.ops.tritoncaps.e_step_forward(*e_step), *e_step[4:])
+    steps = {
         "m_step_forward": m_step,
         "m_step_backward": fitted,
         "e_step_forward": e_step,
         "e_step_backward": shared,
+    }
+    if backend == "cpu":
+        return steps
+    return steps | {
+        "pose_votes_forward": (poses, weight, tables, backend),
+        "pose_votes_backward": (votes, poses, weight, tables, backend),
+        "coordinate_addition": (votes, tables, backend),
     }
 
 

@@ -130,7 +130,7 @@ def m_step_forward(
     mean_data: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """mean, variance [N, P, C, H] and logit [N, P, C] of every parent; and, for backward, statistics of its own shape."""
+    """mean, variance [N, P, C, H] and logit [N, P, C] of every parent; and, for backward, the backend's statistics."""
     tensors, options = (votes, assignments, activations, beta_u, beta_a), (variance_floor, mean_data)
     *gaussians, statistics = _kernels(backend).m_step_forward(*tensors, Tables(*tables), inverse_temperature, *options)
     mean, variance, logit = (_as(x, votes) for x in gaussians)

@@ -87,8 +87,8 @@ def over(
     sums: list[Vector],
     body: Callable[[Callable[[Rows], Rows], list[Vector]], list[Vector]],
 ) -> list[Vector]:
-    """sums = body(here, sums) along `count` elements of arrays, of which here(x) is what body works on at a time: a row,
-    or an `Element` of those that fill no row."""
+    """sums = body(here, sums) along `count` elements of arrays; here(x) is where body works on array x: on a row, or on
+    one `Element` of those that fill no row."""
     builder, lanes = rows.builder, number(rows.form.lanes)
     whole = builder.sdiv(count, lanes)
     sums = _loop(builder, number(0), whole, sums, lambda i, sums: body(lambda x: at(x, i), sums))
