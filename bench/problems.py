@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from harness import Case, Function, Rival, convolution
 from torch import Tensor
 
@@ -55,7 +56,7 @@ def stored(name: str, problem: Problem, ours: Function, reference: Function, ten
         name,
         ours,
         reference,
-        lambda: [x.clone() for x in tensors],
+        lambda: [x.clone(memory_format=torch.contiguous_format) for x in tensors],  # votes as our pose_votes gives them
         problem.images,
         data,
         bytes=4.0 * numbers,

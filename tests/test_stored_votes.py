@@ -194,7 +194,7 @@ def test_bits_depend_on_neither_threads_nor_batch(dtype):
         outputs = torch.utils._pytree.tree_leaves(call(*given))
         return [*outputs, *torch.autograd.grad(sum(x.square().sum() for x in outputs), given)]
 
-    for name in ("m_step", "e_step"):
+    for name in ("pose_votes", "m_step", "e_step"):
         call, *inputs = calls(routing_map, 3, "cpu")[name]
         tensors = [x.to(dtype) for x in inputs]
         whole = results(call, tensors)

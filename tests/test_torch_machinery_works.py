@@ -223,29 +223,25 @@ def dynamic_arguments(backend):
 
 
 def stored_vote_arguments(backend):
-    """Those of the operators on stored votes [N, P, S, B, C, H]; two of them exist on Triton only."""
+    """Those of the operators on stored votes [N, P, S, B, C, H]; one of them exists on Triton only."""
     poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32)
     poses, tables, fit = poses.flatten(-2), list(TINY.routing_map.tables()), (0.5, 1e-4, 1.0, backend)
-    votes = reference.pose_votes(poses.unflatten(-1, (4, 4)), weight, TINY.routing_map).flatten(5)
+    votes = torch.ops.tritoncaps.pose_votes_forward(poses, weight, tables, backend)
     shares = torch.rand_like(votes[..., 0])
     m_step = (votes, shares, activations, beta_u, beta_a, tables, *fit)
     mean, variance, logit, statistics = torch.ops.tritoncaps.m_step_forward(*m_step)
     e_step = (votes, mean, variance, logit, tables, "global", backend)
     fitted = (mean, variance, logit, votes, shares, activations, beta_u, statistics, tables, *fit)
     shared = (shares, *e_step[:4], torch.ops.tritoncaps.e_step_forward(*e_step), *e_step[4:])
-    steps = {
+    arguments = {
+        "pose_votes_forward": (poses, weight, tables, backend),
+        "pose_votes_backward": (votes, poses, weight, tables, backend),
         "m_step_forward": m_step,
         "m_step_backward": fitted,
         "e_step_forward": e_step,
         "e_step_backward": shared,
     }
-    if backend == "cpu":
-        return steps
-    return steps | {
-        "pose_votes_forward": (poses, weight, tables, backend),
-        "pose_votes_backward": (votes, poses, weight, tables, backend),
-        "coordinate_addition": (votes, tables, backend),
-    }
+    return arguments | ({"coordinate_addition": (votes, tables, backend)} if backend == "triton" else {})
 
 
 def test_no_operator_is_forgotten():

@@ -146,7 +146,7 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: 
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", 4, 4])
     chosen = backends.choose(backend, poses.device)
-    if chosen != "triton":
+    if chosen == "reference":
         return reference.pose_votes(poses, weight, routing_map)
     check_reverse_mode("pose_votes", poses, weight)
     children = poses.reshape(*poses.shape[:2], routing_map.num_children, 16)

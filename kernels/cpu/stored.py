@@ -1,4 +1,4 @@
-"""M-step and E-step on votes in memory, forward and backward.
+"""Votes, M-step and E-step on arrays in memory, forward and backward.
 
 Votes are [N, P, S, B, C, H] and assignments [N, P, S, B, C], for any pose size H; parents' arrays are [N, P, C, H] and
 [N, P, C], children's [N, B, L]. What missing slots hold is never read, and is written as zero.
@@ -28,15 +28,19 @@ from tritoncaps.kernels.cpu.stored_votes import (
     log_likelihood,
     logarithms,
     m_step_gradient,
+    pose_votes,
+    pose_votes_gradient,
     softmax,
 )
 from tritoncaps.kernels.cpu.tasks import first_task, next_task
-from tritoncaps.kernels.cpu.threads import Plan
-from tritoncaps.kernels.cpu.workspace import scratch
+from tritoncaps.kernels.cpu.threads import Plan, run
+from tritoncaps.kernels.cpu.workspace import empty, scratch
 from tritoncaps.reference import least_support, widen
 from tritoncaps.routing_map import Tables
 
 GROUPS = 8  # of a task
+TYPES = 4  # of children, of a task that makes gradients of poses and weight
+CHUNKS = 8  # of images, at most, each with a gradient of the weight of its own
 LOG_TWO_PI = math.log(2 * math.pi)
 
 
@@ -55,6 +59,26 @@ class Edges(NamedTuple):
     parent_types: int  # C
     entries: int  # H
     groups: int  # G: child locations; if competition is local, edges
+
+
+def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
+    """V_ij = M_i W_ij: poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
+    poses, weight = widen(poses), widen(weight)
+    votes = empty((len(poses), *tables.children.shape, *weight.shape[1:3], poses.shape[3]), poses.dtype)
+    e = _edges(votes, tables, "global")
+    run(_pose_votes_kernel, e.images * e.slots, e, *map(array, (poses, weight, tables.weight_of)))
+    return votes
+
+
+def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """dL/dM [N, B, L, 16] and dL/dW [K, B, C, 4, 4]."""
+    grad_votes, poses, weight = widen(grad_votes), widen(poses), widen(weight)
+    e = _edges(grad_votes, tables, "global")
+    chunks = min(CHUNKS, e.images)
+    grad_poses, grad_weight = poses.new_empty(poses.shape), weight.new_empty(chunks, *weight.shape)
+    given = (array(x) for x in (poses, weight, tables.weight_of, grad_poses, grad_weight))
+    run(_pose_votes_gradient_kernel, chunks * -(-e.child_types // TYPES), e, chunks, len(weight), *given)
+    return grad_poses, grad_weight.sum(dim=0)
 
 
 def statistics_shape(images: int, parents: int, types: int, entries: int) -> tuple[int, ...]:
@@ -105,7 +129,7 @@ def m_step_backward(
     e = _edges(votes, tables, "global")
     grad_beta_a = inverse_temperature * grad_logit
     grad_cost = -grad_beta_a / mean_data  # of what a datum costs, times the support
-    grads = [torch.empty(x.shape, dtype=x.dtype) for x in (votes, assignments, activations)]
+    grads = [empty(x.shape, x.dtype) for x in (votes, assignments, activations)]
     products = scratch("products of edges", assignments.shape[:4], votes.dtype)
     given = (assignments, activations, statistics, grad_mean, grad_variance, grad_cost, *grads[:2], products)
     plan = Plan()
@@ -123,7 +147,7 @@ def e_step_forward(
     """Share every child among its parents: assignments [N, P, S, B, C]."""
     votes, mean, variance, logit = map(widen, (votes, mean, variance, logit))
     e = _edges(votes, tables, competition)
-    out = votes.new_empty(votes.shape[:5])
+    out = empty(votes.shape[:5], votes.dtype)
     plan = Plan()
     plan.add(_log_likelihood_kernel, e.images * e.parents, e, *map(array, (mean, variance, logit, out)))
     plan.add(_softmax_kernel, _group_tasks(e), e, array(out))
@@ -146,7 +170,7 @@ def e_step_backward(
     gaussians = [widen(x) for x in (mean, variance, logit)]
     e = _edges(votes, tables, competition)
     dl = scratch("dl of edges", assignments.shape, votes.dtype)
-    grads = [torch.empty(x.shape, dtype=x.dtype) for x in (votes, *gaussians)]
+    grads = [empty(x.shape, x.dtype) for x in (votes, *gaussians)]
     plan = Plan()
     plan.add(_softmax_gradient_kernel, _group_tasks(e), e, *map(array, (assignments, grad_assignments, dl)))
     plan.add(_e_step_gradient_kernel, e.images * e.parents, e, *map(array, (*gaussians, dl, *grads)))
@@ -177,6 +201,52 @@ def _split(statistics: Tensor, e: Edges) -> list[Tensor]:
 
 def _group_tasks(e: Edges) -> int:
     return e.images * -(-e.groups // GROUPS)
+
+
+@kernel
+def _pose_votes_kernel(counter, tasks, e, poses, weight, weight_of):  # type: ignore[no-untyped-def]
+    """Fills e.votes; a task has a slot of all parent locations of an image, and so one block of the weight."""
+    P, S, B, C = e.parents, e.slots, e.child_types, e.parent_types
+    task = first_task(counter, tasks)
+    while task < tasks:
+        n, s = task // S, task % S
+        for p in range(P):
+            child, edge = e.children[p * S + s], ((n * P + p) * S + s) * B
+            if child < 0:
+                _fill(e.votes, edge * C * e.entries, B * C * e.entries, 0)
+                continue
+            for b in range(B):
+                pose, block = (n * B + b) * e.children_count + child, weight_of[s] * B + b
+                pose_votes(
+                    e.votes, (edge + b) * C * e.entries, poses, pose * e.entries, weight, block * C * e.entries, C
+                )  # fmt: skip
+        task = next_task(counter, tasks)
+
+
+@kernel
+def _pose_votes_gradient_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, chunks, weights, poses, weight, weight_of, grad_poses, grad_weight
+):
+    """e.votes are gradients, grad_weight [chunks, K, B, C, 4, 4]; a task has some child types of some images."""
+    P, S, B, C, L, H = e.parents, e.slots, e.child_types, e.parent_types, e.children_count, e.entries
+    task = first_task(counter, tasks)
+    while task < tasks:
+        chunk, first = task % chunks, task // chunks * TYPES
+        last = min(first + TYPES, B)
+        for k in range(weights):
+            _fill(grad_weight, ((chunk * weights + k) * B + first) * C * H, (last - first) * C * H, 0)
+        for n in range(chunk * e.images // chunks, (chunk + 1) * e.images // chunks):
+            _fill(grad_poses, (n * B + first) * L * H, (last - first) * L * H, 0)
+            for p in range(P):
+                for s in range(S):
+                    child, edge = e.children[p * S + s], ((n * P + p) * S + s) * B
+                    for b in range(first, last if child >= 0 else first):
+                        pose, block = ((n * B + b) * L + child) * H, weight_of[s] * B + b
+                        pose_votes_gradient(
+                            grad_poses, pose, grad_weight, (chunk * weights * B + block) * C * H, e.votes,
+                            (edge + b) * C * H, poses, pose, weight, block * C * H, C,
+                        )  # fmt: skip
+        task = next_task(counter, tasks)
 
 
 @kernel

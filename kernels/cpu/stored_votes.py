@@ -1,6 +1,7 @@
 """Micro-kernels on stored votes: what is computed for the votes [C, H] of one child, at one edge, for all parent types.
 
-Vectors run along the entries of a vote, which may be any number. A parent's arrays are [C, H] or [C].
+Vectors run along the entries of a vote, which may be any number. A parent's arrays are [C, H] or [C]. Only pose votes
+are always matrices: a vector holds one row of four, or two.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable
 
 from tritoncaps.kernels.cpu.loops import Number, at, for_each, looping_microkernel, number, over, repeat, zero
 from tritoncaps.kernels.cpu.simd import Rows, Vector, across, add, exp, fma, log, maximum
+
+SIDE, ENTRIES = 4, 16  # of a pose matrix
 
 Here = Callable[[Rows], Rows]  # where in an array a body of `over` works
 
@@ -22,6 +25,91 @@ def _weight(assignments: Rows, activation: Rows, scale: Rows, c: Number) -> Vect
     """R a scale of type c, in all lanes."""
     R, factor = _element(assignments, c).broadcast(0), _element(scale, c).broadcast(0)
     return R * activation.broadcast(0) * factor
+
+
+def _pose_votes(votes: Rows, pose: Rows, weight: Rows, types: Number) -> None:
+    """V = M W."""
+    factors = _entries_of(pose)
+
+    def of_type(c: Number) -> None:
+        out, rows = at(votes, (c, number(ENTRIES))), _rows_of(at(weight, (c, number(ENTRIES))))
+        for i, factor in enumerate(factors):
+            total = factor[0] * rows[0]
+            for k in range(1, SIDE):
+                total = fma(factor[k], rows[k], total)
+            out[i] = total
+
+    for_each(votes, types, of_type)
+
+
+def _pose_votes_gradient(dM: Rows, dW: Rows, dV: Rows, pose: Rows, weight: Rows, types: Number) -> None:
+    """dM += sum over types of dV W^T, and dW += M^T dV."""
+    factors, vectors = _entries_of(pose), range(_vectors(pose))
+
+    def of_type(c: Number, sums: list[Vector]) -> list[Vector]:
+        given, out = at(dV, (c, number(ENTRIES))), at(dW, (c, number(ENTRIES)))
+        rows, grads = _rows_of(at(weight, (c, number(ENTRIES)))), [given[i] for i in vectors]
+        products = []
+        for k in range(SIDE):
+            total = factors[0][k] * grads[0]
+            for i in vectors[1:]:
+                total = fma(factors[i][k], grads[i], total)
+            products.append(total)
+        for i, part in enumerate(_folded(products)):
+            out[i] = out[i] + part
+        return [fma(grads[x // SIDE], rows[x % SIDE], total) for x, total in enumerate(sums)]
+
+    # products of each row of dV with each of W, not yet summed along the rows
+    sums = repeat(types, [zero(dM)] * (len(vectors) * SIDE), of_type)
+    for i in vectors:
+        dM[i] = dM[i] + _sum_fours(sums[i * SIDE : (i + 1) * SIDE])
+
+
+def _vectors(matrix: Rows) -> int:
+    """As many hold a matrix."""
+    return ENTRIES // matrix.form.lanes
+
+
+def _entries_of(matrix: Rows) -> list[list[Vector]]:
+    """[i][k]: entry k of the rows that vector i holds, in all places of each row."""
+    lanes, found = matrix.form.lanes, []
+    for i in range(_vectors(matrix)):
+        x = matrix[i]
+        found.append([x.shuffle(x, [lane // SIDE * SIDE + k for lane in range(lanes)]) for k in range(SIDE)])
+    return found
+
+
+def _rows_of(matrix: Rows) -> list[Vector]:
+    """Row k of a matrix, in each row of a vector."""
+    lanes, found = matrix.form.lanes, []
+    for i in range(_vectors(matrix)):
+        x = matrix[i]
+        for first in range(0, lanes, SIDE):
+            found.append(x.shuffle(x, [first + lane % SIDE for lane in range(lanes)]))
+    return found
+
+
+def _folded(products: list[Vector]) -> list[Vector]:
+    """The vectors of a matrix from one vector for each of its rows: the sums of the rows that this holds."""
+    lanes = products[0].form.lanes
+    if lanes == SIDE:
+        return products
+    low = [*range(SIDE), *range(lanes, lanes + SIDE)]
+    pairs = zip(products[::2], products[1::2], strict=True)
+    return [a.shuffle(b, low) + a.shuffle(b, [i + SIDE for i in low]) for a, b in pairs]
+
+
+def _sum_fours(rows: list[Vector]) -> Vector:
+    """Of four vectors, the sums of each four lanes: place k of a row is the sum of that row of vector k."""
+    lanes = rows[0].form.lanes
+
+    def joined(a: Vector, b: Vector, places: tuple[int, int], step: int) -> Vector:
+        starts = range(0, lanes, SIDE)
+        low = [source + first + place for first in starts for source in (0, lanes) for place in places]
+        return a.shuffle(b, low) + a.shuffle(b, [i + step for i in low])
+
+    halves = [joined(a, b, (0, 1), 2) for a, b in (rows[:2], rows[2:])]
+    return joined(halves[0], halves[1], (0, 2), 1)
 
 
 def _add_first(
@@ -178,6 +266,8 @@ def _e_step_gradient(
     for_each(dV, types, of_type)
 
 
+pose_votes = looping_microkernel(_pose_votes)
+pose_votes_gradient = looping_microkernel(_pose_votes_gradient)
 add_first = looping_microkernel(_add_first)
 add_second = looping_microkernel(_add_second)
 logarithms = looping_microkernel(_logarithms)

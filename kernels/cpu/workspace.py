@@ -1,12 +1,15 @@
-"""Memory that is reused from call to call.
+"""Memory that is reused from call to call, and large memory that is not.
 
 Fresh memory of a few MiB costs a page fault for every 4 KiB, and threads wait for each other in it. So each thread
-keeps the arrays that kernels only read or write during a call.
+keeps the arrays that kernels only read or write during a call. Large results are fresh memory in huge pages, as NumPy's
+arrays are: where the system gives these, there is a fault for every 2 MiB.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import threading
 from collections.abc import Sequence
 
@@ -14,6 +17,8 @@ import torch
 from torch import Tensor
 
 LARGEST = 64 * 2**20  # bytes; what is larger is not kept
+LARGE = 4 * 2**20  # bytes from which on huge pages are asked for
+HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # on Linux
 
 _kept = threading.local()
 
@@ -28,3 +33,13 @@ def scratch(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if key not in buffers or buffers[key].numel() < count:
         buffers[key] = torch.empty(count, dtype=dtype)
     return buffers[key][:count].view(tuple(shape))
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory for a result."""
+    out = torch.empty(tuple(shape), dtype=dtype)
+    if out.nbytes >= LARGE and HUGE_PAGES is not None:
+        first = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = out.data_ptr() + out.nbytes - first
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), HUGE_PAGES)  # a wish: it may fail
+    return out
