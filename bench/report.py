@@ -319,7 +319,7 @@ NOTES = {
     "first_call": "Milliseconds of the first forward and backward pass in a fresh process. Kernels are compiled once "
     "and kept on disk.",
     "pose_votes": "Functions on stored votes, for those who route in their own way; GB/s counts arguments and results "
-    "once. On CPU, these four are the einops reference under their own names.",
+    "once. On CPU, `coordinate_addition` is the einops reference under its own name.",
 }
 
 METHOD = f"""\

@@ -1,6 +1,6 @@
 """The CPU backend: the three views of EM routing, compiled by Numba with explicit SIMD vectors.
 
-The functions are those that `kernels.em_routing` asks of a backend. Numba is imported at their first use, so that
+The functions here are those that `kernels.em_routing` asks of a backend. Numba is imported at their first use, so that
 importing this package costs nothing.
 
     layout.py       the arrays that kernels read
@@ -11,7 +11,9 @@ importing this package costs nothing.
     child_view.py   how the parents of a child share it: assignments and their gradient
     parent_view.py  moments, M-steps and their slopes
     gradient.py     the last sweep of the backward pass: gradients of poses, activations and weight
-    workspace.py    memory that is reused from call to call
+    stored.py       votes, M-steps and E-steps on arrays in memory, forward and backward
+    stored_votes.py their micro-kernels
+    workspace.py    memory that is reused from call to call, and large memory that is not
     tasks.py        how threads share a kernel's tasks
     threads.py, compiling.py
 """
