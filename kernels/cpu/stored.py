@@ -41,6 +41,8 @@ from tritoncaps.routing_map import Tables
 GROUPS = 8  # of a task
 TYPES = 4  # of children, of a task that makes gradients of poses and weight
 CHUNKS = 8  # of images, at most, each with a gradient of the weight of its own
+FLOOR, LEAST_SUPPORT = 0, 1  # of variances; a parent that explains no more data explains nothing
+SUPPORT, MEAN, VARIANCE = 0, 1, 2  # the moments of an M-step
 LOG_TWO_PI = math.log(2 * math.pi)
 
 
@@ -59,6 +61,7 @@ class Edges(NamedTuple):
     parent_types: int  # C
     entries: int  # H
     groups: int  # G: child locations; if competition is local, edges
+    degree: int  # the most edges that a group has
 
 
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
@@ -183,12 +186,12 @@ def _edges(votes: Tensor, tables: Tables, competition: str) -> Edges:
     start, pairs, locations = tables.parents_start, tables.parents_pair, len(tables.parents_start) - 1
     if competition == "local":
         start = torch.arange(len(pairs) + 1, dtype=pairs.dtype)
-    given = (array(x) for x in (votes, tables.children, start, pairs))
-    return Edges(*given, N, P, S, B, locations, C, H, len(start) - 1)
+    given = [array(x) for x in (votes, tables.children, start, pairs)]
+    return Edges(*given, N, P, S, B, locations, C, H, len(start) - 1, int(np.diff(given[2]).max(initial=0)))
 
 
 def _limits(variance_floor: float, dtype: torch.dtype) -> NDArray:
-    """[2]: the least variance, and the support that is none."""
+    """[2]: see FLOOR and LEAST_SUPPORT."""
     return array(torch.tensor([variance_floor, least_support(dtype)], dtype=dtype))
 
 
@@ -206,21 +209,23 @@ def _group_tasks(e: Edges) -> int:
 @kernel
 def _pose_votes_kernel(counter, tasks, e, poses, weight, weight_of):  # type: ignore[no-untyped-def]
     """Fills e.votes; a task has a slot of all parent locations of an image, and so one block of the weight."""
-    P, S, B, C = e.parents, e.slots, e.child_types, e.parent_types
     task = first_task(counter, tasks)
     while task < tasks:
-        n, s = task // S, task % S
-        for p in range(P):
-            child, edge = e.children[p * S + s], ((n * P + p) * S + s) * B
-            if child < 0:
-                _fill(e.votes, edge * C * e.entries, B * C * e.entries, 0)
-                continue
-            for b in range(B):
-                pose, block = (n * B + b) * e.children_count + child, weight_of[s] * B + b
-                pose_votes(
-                    e.votes, (edge + b) * C * e.entries, poses, pose * e.entries, weight, block * C * e.entries, C
-                )  # fmt: skip
+        _pose_votes(e, task // e.slots, task % e.slots, poses, weight, weight_of)
         task = next_task(counter, tasks)
+
+
+@part
+def _pose_votes(e, n, s, poses, weight, weight_of):  # type: ignore[no-untyped-def]
+    P, S, B, vote, votes = e.parents, e.slots, e.child_types, e.entries, e.parent_types * e.entries
+    for p in range(P):
+        child, edge = e.children[p * S + s], ((n * P + p) * S + s) * B
+        if child < 0:
+            _fill(e.votes, edge * votes, B * votes, 0)
+            continue
+        for b in range(B):
+            pose, block = (n * B + b) * e.children_count + child, weight_of[s] * B + b
+            pose_votes(e.votes, (edge + b) * votes, poses, pose * vote, weight, block * votes, e.parent_types)
 
 
 @kernel
@@ -228,59 +233,81 @@ def _pose_votes_gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, chunks, weights, poses, weight, weight_of, grad_poses, grad_weight
 ):
     """e.votes are gradients, grad_weight [chunks, K, B, C, 4, 4]; a task has some child types of some images."""
-    P, S, B, C, L, H = e.parents, e.slots, e.child_types, e.parent_types, e.children_count, e.entries
+    votes = e.parent_types * e.entries
     task = first_task(counter, tasks)
     while task < tasks:
         chunk, first = task % chunks, task // chunks * TYPES
-        last = min(first + TYPES, B)
+        last, start = min(first + TYPES, e.child_types), chunk * weights * e.child_types
         for k in range(weights):
-            _fill(grad_weight, ((chunk * weights + k) * B + first) * C * H, (last - first) * C * H, 0)
+            _fill(grad_weight, (start + k * e.child_types + first) * votes, (last - first) * votes, 0)
         for n in range(chunk * e.images // chunks, (chunk + 1) * e.images // chunks):
-            _fill(grad_poses, (n * B + first) * L * H, (last - first) * L * H, 0)
-            for p in range(P):
-                for s in range(S):
-                    child, edge = e.children[p * S + s], ((n * P + p) * S + s) * B
-                    for b in range(first, last if child >= 0 else first):
-                        pose, block = ((n * B + b) * L + child) * H, weight_of[s] * B + b
-                        pose_votes_gradient(
-                            grad_poses, pose, grad_weight, (chunk * weights * B + block) * C * H, e.votes,
-                            (edge + b) * C * H, poses, pose, weight, block * C * H, C,
-                        )  # fmt: skip
+            _pose_votes_gradient(e, n, first, last, start, poses, weight, weight_of, grad_poses, grad_weight)
         task = next_task(counter, tasks)
+
+
+@part
+def _pose_votes_gradient(  # type: ignore[no-untyped-def]
+    e, n, first, last, start, poses, weight, weight_of, grad_poses, grad_weight
+):
+    """Of the child types first, ..., last - 1 of an image; `start` is the first block of the task's grad_weight."""
+    P, S, B, L, vote, votes = e.parents, e.slots, e.child_types, e.children_count, e.entries, e.parent_types * e.entries
+    _fill(grad_poses, (n * B + first) * L * vote, (last - first) * L * vote, 0)
+    for p in range(P):
+        for s in range(S):
+            child, edge = e.children[p * S + s], ((n * P + p) * S + s) * B
+            for b in range(first, last if child >= 0 else first):
+                pose, block = ((n * B + b) * L + child) * vote, weight_of[s] * B + b
+                pose_votes_gradient(
+                    grad_poses, pose, grad_weight, (start + block) * votes, e.votes, (edge + b) * votes, poses, pose,
+                    weight, block * votes, e.parent_types,
+                )  # fmt: skip
 
 
 @kernel
 def _m_step_kernel(counter, tasks, e, assignments, activations, beta_u, statistics, limits):  # type: ignore[no-untyped-def]
     """A task fits all types of a parent location."""
-    S, B, C, H = e.slots, e.child_types, e.parent_types, e.entries
-    scale, logs = np.empty(C, e.votes.dtype), np.empty(C * H, e.votes.dtype)
+    scale, logs = np.empty(e.parent_types, e.votes.dtype), np.empty(e.parent_types * e.entries, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
-        mean = task * (2 * H + 2) * C
-        variance, support, cost = mean + C * H, mean + 2 * C * H, mean + (2 * H + 1) * C
-        _fill(statistics, mean, (2 * H + 2) * C, 0)
-        for moment in range(3):
-            for slot in range(task * S, (task + 1) * S):
-                child = e.children[slot % (e.parents * S)]
-                for b in range(B if child >= 0 else 0):
-                    a, R, vote = _activation(e, slot, b, child), (slot * B + b) * C, (slot * B + b) * C * H
-                    if moment == 0:
-                        for c in range(C):
-                            statistics[support + c] += assignments[R + c] * activations[a]
-                    elif moment == 1:
-                        add_first(statistics, mean, e.votes, vote, assignments, R, activations, a, scale, 0, C, H)
-                    else:
-                        add_second(
-                            statistics, variance, e.votes, vote, statistics, mean, assignments, R, activations, a,
-                            scale, 0, C, H,
-                        )  # fmt: skip
-            if moment == 0:
-                for c in range(C):
-                    scale[c] = _inverse_support(statistics[support + c], limits)
-        logarithms(logs, 0, statistics, variance, limits, 0, C * H)
-        for c in range(C):
-            statistics[cost + c] = H * beta_u[c] + _sum(logs, c * H, H) / 2
+        _fit(e, task, assignments, activations, beta_u, statistics, limits, scale, logs)
         task = next_task(counter, tasks)
+
+
+@part
+def _fit(e, parent, assignments, activations, beta_u, statistics, limits, scale, logs):  # type: ignore[no-untyped-def]
+    C, H = e.parent_types, e.entries
+    mean = parent * (2 * H + 2) * C
+    variance, support, cost = mean + C * H, mean + 2 * C * H, mean + (2 * H + 1) * C
+    _fill(statistics, mean, (2 * H + 2) * C, 0)
+    _add_up(SUPPORT, e, parent, assignments, activations, statistics, support, support, scale)
+    for c in range(C):
+        scale[c] = _inverse_support(statistics[support + c], limits)
+    _add_up(MEAN, e, parent, assignments, activations, statistics, mean, mean, scale)
+    _add_up(VARIANCE, e, parent, assignments, activations, statistics, variance, mean, scale)
+    logarithms(logs, 0, statistics, variance, limits, FLOOR, C * H)
+    for c in range(C):
+        statistics[cost + c] = H * beta_u[c] + _sum(logs, c * H, H) / 2
+
+
+@part
+def _add_up(moment, e, parent, assignments, activations, statistics, out, mean, scale):  # type: ignore[no-untyped-def]
+    """Add a moment of all votes for a parent location to the statistics from `out` on."""
+    B, C, H = e.child_types, e.parent_types, e.entries
+    n, pair = parent // e.parents, parent % e.parents * e.slots
+    for s in range(e.slots):
+        child = e.children[pair + s]
+        for b in range(B if child >= 0 else 0):
+            a, edge = (n * B + b) * e.children_count + child, (parent * e.slots + s) * B + b
+            R, vote = edge * C, edge * C * H
+            if moment == SUPPORT:
+                for c in range(C):
+                    statistics[out + c] += assignments[R + c] * activations[a]
+            elif moment == MEAN:
+                add_first(statistics, out, e.votes, vote, assignments, R, activations, a, scale, 0, C, H)
+            else:
+                add_second(
+                    statistics, out, e.votes, vote, statistics, mean, assignments, R, activations, a, scale, 0, C, H
+                )  # fmt: skip
 
 
 @kernel
@@ -303,39 +330,58 @@ def _m_step_gradient_kernel(  # type: ignore[no-untyped-def]
 
     With e = V - mean, the slope of r is  offset + sum_h (linear_h + square_h e_h) e_h.
     """
-    S, B, C, H = e.slots, e.child_types, e.parent_types, e.entries
-    linear, square = np.empty(C * H, e.votes.dtype), np.empty(C * H, e.votes.dtype)
-    offset = np.empty(C, e.votes.dtype)
+    numbers = e.parent_types * e.entries
+    linear, square = np.empty(numbers, e.votes.dtype), np.empty(numbers, e.votes.dtype)
+    offset = np.empty(e.parent_types, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
-        mean = task * (2 * H + 2) * C
-        for c in range(C):
-            variance, support = mean + (C + c) * H, mean + 2 * C * H + c
-            scale = _inverse_support(statistics[support], limits)
-            parent, cost = task * C + c, support + C
-            offset[c] = grad_cost[parent] * statistics[cost]
-            for h in range(H):
-                i, given, raw = c * H + h, parent * H + h, statistics[variance + h]
-                linear[i] = grad_mean[given] * scale
-                slope = grad_variance[given] + grad_cost[parent] * statistics[support] / (2 * raw)
-                square[i] = slope * scale if raw >= limits[0] else 0
-                offset[c] -= square[i] * raw if raw >= limits[0] else 0
-        for slot in range(task * S, (task + 1) * S):
-            child = e.children[slot % (e.parents * S)]
-            if child < 0:
-                _fill(grad_votes, slot * B * C * H, B * C * H, 0)
-                _fill(grad_assignments, slot * B * C, B * C, 0)
-                continue
-            for b in range(B):
-                a, R, vote = _activation(e, slot, b, child), (slot * B + b) * C, (slot * B + b) * C * H
-                m_step_gradient(
-                    grad_votes, vote, grad_assignments, R, e.votes, vote, statistics, mean, linear, 0, square, 0,
-                    offset, 0, assignments, R, activations, a, C, H,
-                )  # fmt: skip
-                products[slot * B + b] = product_of(assignments, grad_assignments, R, C)
-                for c in range(C):
-                    grad_assignments[R + c] *= activations[a]
+        _slopes(e, task, statistics, grad_mean, grad_variance, grad_cost, limits, linear, square, offset)
+        _m_step_gradient(
+            e, task, assignments, activations, statistics, linear, square, offset, grad_votes, grad_assignments,
+            products,
+        )  # fmt: skip
         task = next_task(counter, tasks)
+
+
+@part
+def _slopes(e, parent, statistics, grad_mean, grad_variance, grad_cost, limits, linear, square, offset):  # type: ignore[no-untyped-def]
+    C, H = e.parent_types, e.entries
+    mean, floor = parent * (2 * H + 2) * C, limits[FLOOR]
+    for c in range(C):
+        variance, support, given = mean + (C + c) * H, mean + 2 * C * H + c, parent * C + c
+        scale, cost = _inverse_support(statistics[support], limits), support + C
+        offset[c] = grad_cost[given] * statistics[cost]
+        for h in range(H):
+            i, raw = c * H + h, statistics[variance + h]
+            linear[i] = grad_mean[given * H + h] * scale
+            square[i] = 0
+            if raw >= floor:
+                slope = grad_variance[given * H + h] + grad_cost[given] * statistics[support] / (2 * raw)
+                square[i] = slope * scale
+                offset[c] -= square[i] * raw
+
+
+@part
+def _m_step_gradient(  # type: ignore[no-untyped-def]
+    e, parent, assignments, activations, statistics, linear, square, offset, grad_votes, grad_assignments, products
+):
+    B, C, H = e.child_types, e.parent_types, e.entries
+    n, pair, mean = parent // e.parents, parent % e.parents * e.slots, parent * (2 * H + 2) * C
+    for s in range(e.slots):
+        child, first = e.children[pair + s], (parent * e.slots + s) * B
+        if child < 0:
+            _fill(grad_votes, first * C * H, B * C * H, 0)
+            _fill(grad_assignments, first * C, B * C, 0)
+            continue
+        for b in range(B):
+            a, R, vote = (n * B + b) * e.children_count + child, (first + b) * C, (first + b) * C * H
+            m_step_gradient(
+                grad_votes, vote, grad_assignments, R, e.votes, vote, statistics, mean, linear, 0, square, 0, offset, 0,
+                assignments, R, activations, a, C, H,
+            )  # fmt: skip
+            products[first + b] = product_of(assignments, grad_assignments, R, C)
+            for c in range(C):
+                grad_assignments[R + c] *= activations[a]
 
 
 @kernel
@@ -356,71 +402,86 @@ def _child_sum_kernel(counter, tasks, e, products, out):  # type: ignore[no-unty
 
 @kernel
 def _log_likelihood_kernel(counter, tasks, e, mean, variance, logit, out):  # type: ignore[no-untyped-def]
-    """out [N, P, S, B, C]: what is proportional to the log of the assignments; a task has a parent location."""
-    S, B, C, H = e.slots, e.child_types, e.parent_types, e.entries
-    precision, logs = np.empty(C * H, e.votes.dtype), np.empty(C * H, e.votes.dtype)
-    constant, nothing = np.empty(C, e.votes.dtype), np.zeros(1, e.votes.dtype)
+    """out [N, P, S, B, C]: what the log of the assignments is, but for a sum over parents; a task has a parent location."""
+    numbers = e.parent_types * e.entries
+    precision, logs = np.empty(numbers, e.votes.dtype), np.empty(numbers, e.votes.dtype)
+    constant, nothing = np.empty(e.parent_types, e.votes.dtype), np.zeros(1, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
-        parent = task * C
-        logarithms(logs, 0, variance, parent * H, nothing, 0, C * H)
-        for i in range(C * H):
-            precision[i] = 1 / (2 * variance[parent * H + i])
-        for c in range(C):
-            constant[c] = _log_sigmoid(logit[parent + c]) - (_sum(logs, c * H, H) + H * LOG_TWO_PI) / 2
-        for slot in range(task * S, (task + 1) * S):
-            if e.children[slot % (e.parents * S)] < 0:
-                _fill(out, slot * B * C, B * C, 0)
-                continue
-            for edge in range(slot * B, (slot + 1) * B):
-                log_likelihood(
-                    out, edge * C, e.votes, edge * C * H, mean, parent * H, precision, 0, constant, 0, C, H
-                )  # fmt: skip
+        logarithms(logs, 0, variance, task * numbers, nothing, 0, numbers)
+        _log_likelihood(e, task, mean, variance, logit, out, precision, logs, constant)
         task = next_task(counter, tasks)
+
+
+@part
+def _log_likelihood(e, parent, mean, variance, logit, out, precision, logs, constant):  # type: ignore[no-untyped-def]
+    B, C, H = e.child_types, e.parent_types, e.entries
+    for i in range(C * H):
+        precision[i] = 1 / (2 * variance[parent * C * H + i])
+    for c in range(C):
+        constant[c] = _log_sigmoid(logit[parent * C + c]) - (_sum(logs, c * H, H) + H * LOG_TWO_PI) / 2
+    for s in range(e.slots):
+        first = (parent * e.slots + s) * B
+        if e.children[parent % e.parents * e.slots + s] < 0:
+            _fill(out, first * C, B * C, 0)
+            continue
+        for edge in range(first, first + B):
+            log_likelihood(
+                out, edge * C, e.votes, edge * C * H, mean, parent * C * H, precision, 0, constant, 0, C, H
+            )  # fmt: skip
 
 
 @kernel
 def _softmax_kernel(counter, tasks, e, out):  # type: ignore[no-untyped-def]
     """In place, over the parents that compete; a task has some groups of them in an image."""
-    B, C, edges = e.child_types, e.parent_types, e.parents * e.slots
-    lanes = VECTOR_BYTES // e.votes.itemsize
-    rows = np.empty((np.diff(e.start).max() * C + lanes if e.groups else 0), e.votes.dtype)
+    rows = np.empty(e.degree * e.parent_types + VECTOR_BYTES // e.votes.itemsize, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
         n, first, last = _groups(e, task)
         for group in range(first, last):
-            begin, count = e.start[group], e.start[group + 1] - e.start[group]
-            for b in range(B):
-                for i in range(count):
-                    R = ((n * edges + e.pairs[begin + i]) * B + b) * C
-                    for c in range(C):
-                        rows[i * C + c] = out[R + c]
-                _fill(rows, count * C, lanes, -np.inf)
-                softmax(rows, 0, (count * C + lanes - 1) // lanes)
-                for i in range(count):
-                    R = ((n * edges + e.pairs[begin + i]) * B + b) * C
-                    for c in range(C):
-                        out[R + c] = rows[i * C + c]
+            for b in range(e.child_types):
+                _share(e, n, group, b, out, rows)
         task = next_task(counter, tasks)
+
+
+@part
+def _share(e, n, group, b, out, rows):  # type: ignore[no-untyped-def]
+    """The softmax of a child's numbers, in `rows` after each other."""
+    B, C, lanes = e.child_types, e.parent_types, VECTOR_BYTES // rows.itemsize
+    begin, count, edges = e.start[group], e.start[group + 1] - e.start[group], n * e.parents * e.slots
+    for i in range(count):
+        R = ((edges + e.pairs[begin + i]) * B + b) * C
+        for c in range(C):
+            rows[i * C + c] = out[R + c]
+    _fill(rows, count * C, lanes, -np.inf)
+    softmax(rows, 0, (count * C + lanes - 1) // lanes)
+    for i in range(count):
+        R = ((edges + e.pairs[begin + i]) * B + b) * C
+        for c in range(C):
+            out[R + c] = rows[i * C + c]
 
 
 @kernel
 def _softmax_gradient_kernel(counter, tasks, e, assignments, grad, dl):  # type: ignore[no-untyped-def]
     """dl = R (grad - sum of R grad over the parents that compete); a task has some groups of them in an image."""
-    B, C, edges = e.child_types, e.parent_types, e.parents * e.slots
     task = first_task(counter, tasks)
     while task < tasks:
         n, first, last = _groups(e, task)
         for group in range(first, last):
-            for b in range(B):
-                total = e.votes.dtype.type(0)
-                for i in range(e.start[group], e.start[group + 1]):
-                    total += product_of(assignments, grad, ((n * edges + e.pairs[i]) * B + b) * C, C)
-                for i in range(e.start[group], e.start[group + 1]):
-                    R = ((n * edges + e.pairs[i]) * B + b) * C
-                    for c in range(R, R + C):
-                        dl[c] = assignments[c] * (grad[c] - total)
+            for b in range(e.child_types):
+                _share_gradient(e, n, group, b, assignments, grad, dl)
         task = next_task(counter, tasks)
+
+
+@part
+def _share_gradient(e, n, group, b, assignments, grad, dl):  # type: ignore[no-untyped-def]
+    B, C, edges, total = e.child_types, e.parent_types, n * e.parents * e.slots, grad.dtype.type(0)
+    for i in range(e.start[group], e.start[group + 1]):
+        total += product_of(assignments, grad, ((edges + e.pairs[i]) * B + b) * C, C)
+    for i in range(e.start[group], e.start[group + 1]):
+        R = ((edges + e.pairs[i]) * B + b) * C
+        for c in range(R, R + C):
+            dl[c] = assignments[c] * (grad[c] - total)
 
 
 @kernel
@@ -428,40 +489,48 @@ def _e_step_gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, mean, variance, logit, dl, grad_votes, grad_mean, grad_variance, grad_logit
 ):
     """A task has all types of a parent location."""
-    S, B, C, H = e.slots, e.child_types, e.parent_types, e.entries
-    inverse = np.empty(C * H, e.votes.dtype)
+    inverse = np.empty(e.parent_types * e.entries, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
-        parent, pose = task * C, task * C * H
-        for i in range(C * H):
-            inverse[i] = 1 / variance[pose + i]
-        _fill(grad_mean, pose, C * H, 0)
-        _fill(grad_variance, pose, C * H, 0)
-        _fill(grad_logit, parent, C, 0)
-        for slot in range(task * S, (task + 1) * S):
-            if e.children[slot % (e.parents * S)] < 0:
-                _fill(grad_votes, slot * B * C * H, B * C * H, 0)
-                continue
-            for edge in range(slot * B, (slot + 1) * B):
-                e_step_gradient(
-                    grad_votes, edge * C * H, grad_mean, pose, grad_variance, pose, e.votes, edge * C * H, mean, pose,
-                    inverse, 0, dl, edge * C, C, H,
-                )  # fmt: skip
-                for c in range(C):
-                    grad_logit[parent + c] += dl[edge * C + c]
-        for c in range(C):
-            total = grad_logit[parent + c]
-            for i in range(c * H, (c + 1) * H):
-                grad_mean[pose + i] *= inverse[i]
-                grad_variance[pose + i] = inverse[i] * (grad_variance[pose + i] * inverse[i] - total) / 2
-            grad_logit[parent + c] = total * math.exp(_log_sigmoid(-logit[parent + c]))
+        for i in range(len(inverse)):
+            inverse[i] = 1 / variance[task * len(inverse) + i]
+        _e_step_gradient(e, task, mean, inverse, dl, grad_votes, grad_mean, grad_variance, grad_logit)
+        _likelihood_gradient(e, task, inverse, logit, grad_mean, grad_variance, grad_logit)
         task = next_task(counter, tasks)
 
 
-@inlined
-def _activation(e, slot, b, child):  # type: ignore[no-untyped-def]
-    """Where the activation of a child is; slots are numbered (n, p, s)."""
-    return (slot // (e.parents * e.slots) * e.child_types + b) * e.children_count + child
+@part
+def _e_step_gradient(e, parent, mean, inverse, dl, grad_votes, first, second, total):  # type: ignore[no-untyped-def]
+    """The votes' gradient, and the moments of dl about the mean."""
+    B, C, H = e.child_types, e.parent_types, e.entries
+    types, pose = parent * C, parent * C * H
+    _fill(first, pose, C * H, 0)
+    _fill(second, pose, C * H, 0)
+    _fill(total, types, C, 0)
+    for s in range(e.slots):
+        edges = (parent * e.slots + s) * B
+        if e.children[parent % e.parents * e.slots + s] < 0:
+            _fill(grad_votes, edges * C * H, B * C * H, 0)
+            continue
+        for edge in range(edges, edges + B):
+            vote = edge * C * H
+            e_step_gradient(
+                grad_votes, vote, first, pose, second, pose, e.votes, vote, mean, pose, inverse, 0, dl, edge * C, C, H
+            )  # fmt: skip
+            for c in range(C):
+                total[types + c] += dl[edge * C + c]
+
+
+@part
+def _likelihood_gradient(e, parent, inverse, logit, grad_mean, grad_variance, grad_logit):  # type: ignore[no-untyped-def]
+    """In place: from the moments of dl to the gradients of mean, variance and logit."""
+    C, H = e.parent_types, e.entries
+    for c in range(parent * C, (parent + 1) * C):
+        for h in range(H):
+            i, x = c * H + h, inverse[(c - parent * C) * H + h]
+            grad_mean[i] *= x
+            grad_variance[i] = x * (grad_variance[i] * x - grad_logit[c]) / 2
+        grad_logit[c] *= math.exp(_log_sigmoid(-logit[c]))
 
 
 @inlined
@@ -475,7 +544,7 @@ def _groups(e, task):  # type: ignore[no-untyped-def]
 @part
 def _inverse_support(support, limits):  # type: ignore[no-untyped-def]
     """1 / S, or 1 where a parent explains nothing."""
-    return 1 / (support if support > limits[1] else 1)
+    return 1 / (support if support > limits[LEAST_SUPPORT] else 1)
 
 
 @part
