@@ -89,6 +89,10 @@ def over(
 ) -> list[Vector]:
     """sums = body(here, sums) along `count` elements of arrays; here(x) is where body works on array x: on a row, or on
     one `Element` of those that fill no row."""
+    if isinstance(count, ir.Constant):  # of whole rows: no loop
+        for row in range(count.constant // rows.form.lanes):
+            sums = body(lambda x, i=number(row): at(x, i), sums)  # type: ignore[misc]
+        return sums
     builder, lanes = rows.builder, number(rows.form.lanes)
     whole = builder.sdiv(count, lanes)
     sums = _loop(builder, number(0), whole, sums, lambda i, sums: body(lambda x: at(x, i), sums))

@@ -16,6 +16,17 @@ SIDE, ENTRIES = 4, 16  # of a pose matrix
 Here = Callable[[Rows], Rows]  # where in an array a body of `over` works
 
 
+def _for_votes(rows: Rows, types: Number, entries: Number, of_type: Callable[[Number, Number], None]) -> None:
+    """of_type(c, entries) for each type, compiled twice: for matrices, whose loops over entries are unrolled, and for
+    any number of entries."""
+    matrices = rows.builder.icmp_signed("==", entries, number(ENTRIES))
+    with rows.builder.if_else(matrices) as (then, otherwise):
+        with then:
+            for_each(rows, types, lambda c: of_type(c, number(ENTRIES)))
+        with otherwise:
+            for_each(rows, types, lambda c: of_type(c, entries))
+
+
 def _element(x: Rows, c: Number) -> Rows:
     """The number of type c."""
     return at(x, (c, number(1)))
@@ -117,7 +128,7 @@ def _add_first(
 ) -> None:
     """first += R a scale V."""
 
-    def of_type(c: Number) -> None:
+    def of_type(c: Number, entries: Number) -> None:
         weight = _weight(assignments, activation, scale, c)
         out, vote = (at(x, (c, entries)) for x in (first, votes))
 
@@ -127,7 +138,7 @@ def _add_first(
 
         over(first, entries, [], of_entries)
 
-    for_each(first, types, of_type)
+    _for_votes(first, types, entries, of_type)
 
 
 def _add_second(
@@ -142,7 +153,7 @@ def _add_second(
 ) -> None:
     """second += R a scale (V - mean)^2."""
 
-    def of_type(c: Number) -> None:
+    def of_type(c: Number, entries: Number) -> None:
         weight = _weight(assignments, activation, scale, c)
         out, vote, centre = (at(x, (c, entries)) for x in (second, votes, mean))
 
@@ -153,7 +164,7 @@ def _add_second(
 
         over(second, entries, [], of_entries)
 
-    for_each(second, types, of_type)
+    _for_votes(second, types, entries, of_type)
 
 
 def _logarithms(out: Rows, x: Rows, floor: Rows, count: Number) -> None:
@@ -181,7 +192,7 @@ def _m_step_gradient(
 ) -> None:
     """With e = V - mean: slope = offset + sum_h (linear + square e) e, and dV = R a (linear + 2 square e)."""
 
-    def of_type(c: Number) -> None:
+    def of_type(c: Number, entries: Number) -> None:
         r = _element(assignments, c).broadcast(0) * activation.broadcast(0)
         out, vote, centre, first, second = (at(x, (c, entries)) for x in (dV, votes, mean, linear, square))
 
@@ -194,7 +205,7 @@ def _m_step_gradient(
         (total,) = over(dV, entries, [zero(dV)], of_entries)
         _element(slope, c).set_element(0, _element(offset, c).broadcast(0) + across(add, total))
 
-    for_each(dV, types, of_type)
+    _for_votes(dV, types, entries, of_type)
 
 
 def _log_likelihood(
@@ -202,7 +213,7 @@ def _log_likelihood(
 ) -> None:
     """out = constant - sum_h precision (V - mean)^2."""
 
-    def of_type(c: Number) -> None:
+    def of_type(c: Number, entries: Number) -> None:
         vote, centre, factor = (at(x, (c, entries)) for x in (votes, mean, precision))
 
         def of_entries(here: Here, sums: list[Vector]) -> list[Vector]:
@@ -212,7 +223,7 @@ def _log_likelihood(
         (distance,) = over(out, entries, [zero(out)], of_entries)
         _element(out, c).set_element(0, _element(constant, c).broadcast(0) - across(add, distance))
 
-    for_each(out, types, of_type)
+    _for_votes(out, types, entries, of_type)
 
 
 def _softmax(logits: Rows, count: Number) -> None:
@@ -248,7 +259,7 @@ def _e_step_gradient(
 ) -> None:
     """With d = V - mean: first += dl d, second += dl d^2, and dV = -dl d / variance."""
 
-    def of_type(c: Number) -> None:
+    def of_type(c: Number, entries: Number) -> None:
         weight = _element(dl, c).broadcast(0)
         arrays = (dV, first, second, votes, mean, inverse_variance)
         out, m1, m2, vote, centre, inverse = (at(x, (c, entries)) for x in arrays)
@@ -263,7 +274,7 @@ def _e_step_gradient(
 
         over(dV, entries, [], of_entries)
 
-    for_each(dV, types, of_type)
+    _for_votes(dV, types, entries, of_type)
 
 
 pose_votes = looping_microkernel(_pose_votes)
