@@ -184,6 +184,23 @@ def test_gradients_and_their_gradients_are_slopes(name, backend):
     assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
 
 
+@pytest.mark.parametrize("name", ["pose_votes", "m_step", "e_step"])
+def test_transforms_take_them(name):
+    """vmap, torch.compile as one graph, forward mode with a sentence."""
+    call, *inputs = calls(MAPS["class"], 2, "cpu")[name]
+    leaves = torch.utils._pytree.tree_leaves
+    members = [inputs, [x.flip(0) for x in inputs]]
+    stacked = leaves(torch.func.vmap(call)(*map(torch.stack, zip(*members, strict=True))))
+    for parts, together in zip(zip(*(leaves(call(*x)) for x in members), strict=True), stacked, strict=True):
+        assert torch.equal(torch.stack(parts), together)
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for mine, theirs in zip(values_and_gradients(compiled, *inputs), values_and_gradients(call, *inputs), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    with pytest.raises(NotImplementedError, match=f"{name} has no forward-mode derivative"):
+        torch.func.jvp(call, tuple(inputs), tuple(inputs))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bits_depend_on_neither_threads_nor_batch(dtype):
     """What belongs to an image is the same if it is alone; all is the same whatever the number of threads."""

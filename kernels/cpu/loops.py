@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -69,6 +70,10 @@ def for_each(rows: Rows, count: Number, body: Callable[[Number], None], first: N
     _loop(rows.builder, number(0) if first is None else first, count, [], step)
 
 
+def _row(row: int, x: Rows) -> Rows:
+    return at(x, number(row))
+
+
 class Element(Rows):
     """Rows of one element each: the other lanes are zero, and are not stored."""
 
@@ -91,7 +96,7 @@ def over(
     one `Element` of those that fill no row."""
     if isinstance(count, ir.Constant):  # of whole rows: no loop
         for row in range(count.constant // rows.form.lanes):
-            sums = body(lambda x, i=number(row): at(x, i), sums)  # type: ignore[misc]
+            sums = body(partial(_row, row), sums)
         return sums
     builder, lanes = rows.builder, number(rows.form.lanes)
     whole = builder.sdiv(count, lanes)

@@ -402,7 +402,7 @@ def _child_sum_kernel(counter, tasks, e, products, out):  # type: ignore[no-unty
 
 @kernel
 def _log_likelihood_kernel(counter, tasks, e, mean, variance, logit, out):  # type: ignore[no-untyped-def]
-    """out [N, P, S, B, C]: what the log of the assignments is, but for a sum over parents; a task has a parent location."""
+    """out [N, P, S, B, C]: the logarithm of the assignments, but for a sum; a task has a parent location."""
     numbers = e.parent_types * e.entries
     precision, logs = np.empty(numbers, e.votes.dtype), np.empty(numbers, e.votes.dtype)
     constant, nothing = np.empty(e.parent_types, e.votes.dtype), np.zeros(1, e.votes.dtype)
