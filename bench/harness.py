@@ -51,7 +51,7 @@ class Effort(NamedTuple):
     seconds: float
 
 
-EFFORTS = {"smoke": Effort(2, 2, 0.0), "quick": Effort(5, 30, 0.6), "full": Effort(9, 60, 10.0)}
+EFFORTS = {"smoke": Effort(2, 2, 0.0), "quick": Effort(5, 30, 0.3), "full": Effort(9, 60, 10.0)}
 
 
 class Rival(NamedTuple):
@@ -87,13 +87,13 @@ class Case:
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
         """Time all providers in turn, check what they computed, and count what they keep."""
         functions = {OURS: self.ours, REFERENCE: self.reference}
-        # compiling takes most of a quick run's time, so it does so for steps of routing only
+        # compiling takes most of a quick run's time, so it does so for forward passes of routing only
         if COMPILED in self.timed and (level == "full" or (level == "quick" and not self.bytes)):
             torch._dynamo.reset()  # or it would try shapes that vary
             functions[COMPILED] = torch.compile(self.reference)
         calls, rows = {}, {}
         for provider, mode in itertools.product(functions, self.modes):
-            if provider in self.timed and (provider, mode, level) != (COMPILED, "forward", "quick"):
+            if provider in self.timed and (provider, mode, level) != (COMPILED, "step", "quick"):
                 call = self.call(functions[provider], self.tensors, self.data, mode, torch.float32)
                 rows[provider, mode], calls[provider, mode] = self._row(provider, mode), call
         self._check(calls, rows)

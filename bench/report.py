@@ -331,7 +331,7 @@ may be twice as wrong as plain torch in float32, and {FLOOR} units in the last p
 no time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
 
 GFLOP/s count matrix products, convolutions and what our kernels need for each vote; the einops reference does other
-work, so it has no rate. A quick run compiles the reference for steps of routing only, forward and backward."""
+work, so it has no rate. A quick run compiles the reference for the forward pass of routing only."""
 
 
 def write_page(rows: list[Row], page: Path) -> None:
