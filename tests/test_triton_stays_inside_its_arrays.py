@@ -119,24 +119,36 @@ def test_em_routing(guard, sizes):
     assert len(guard.launched) == 9
 
 
-@pytest.mark.parametrize("pose", [(1,), (5,), (17,)], ids=str)
-def test_stored_votes(guard, pose):
-    routing_map = ragged_map(3, 2, 4)
-    votes = torch.randn(3, 3, 2, 5, 9, *pose, requires_grad=True)
-    assignments, activations = torch.rand(3, 3, 2, 5, 9), torch.rand(3, 5, 4)
-    betas = torch.randn(2, 9)
+# every one of these, too, from 1 to 9; more than sixteen take a second block
+ENTRIES = (17, 9, 8, 7, 6, 5, 4, 3, 2, 1, 33, 18, 16, 15, 2, 3)
+
+
+@pytest.mark.parametrize(("sizes", "entries"), zip(SIZES, ENTRIES, strict=True), ids=str)
+def test_stored_votes(guard, sizes, entries):
+    images, in_caps, out_caps, parents, slots, children = sizes
+    routing_map = ragged_map(parents, slots, children)
+    votes = torch.randn(images, parents, slots, in_caps, out_caps, entries, requires_grad=True)
+    assignments, activations = torch.rand(votes.shape[:5]), torch.rand(images, in_caps, children)
+    betas = torch.randn(2, out_caps)
     with torch.no_grad():
         votes.masked_fill_((routing_map.children < 0)[None, :, :, None, None, None], float("nan"))
     found = functional.m_step(
         votes, assignments, activations, *betas, routing_map, inverse_temperature=1.0, backend="triton"
     )
-    shares = functional.e_step(votes, Gaussians(*(x.detach() for x in found)), routing_map, backend="triton")
+    gaussians = Gaussians(*(x.detach() for x in found))
+    competition = "local" if images % 2 else "global"
+    shares = functional.e_step(votes, gaussians, routing_map, competition=competition, backend="triton")
     (grad,) = torch.autograd.grad([x.sum() for x in (*found, shares**2)], votes)
     assert all(x.isfinite().all() for x in (*found, shares, grad))
     assert len(guard.launched) == 8
 
 
-@pytest.mark.parametrize("sizes", SIZES[:4], ids=str)
+def test_maps_have_missing_slots():
+    """So the sizes above reach entries of -1."""
+    assert sum((ragged_map(*sizes[3:]).children < 0).any().item() for sizes in SIZES) >= 4
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_pose_votes(guard, sizes):
     images, in_caps, out_caps, parents, slots, children = sizes
     problem = Problem(ragged_map(parents, slots, children), images=images, in_caps=in_caps, out_caps=out_caps)

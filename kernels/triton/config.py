@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 WARP = 32
-PARENT_TYPES = (16, 32)  # of a tile
 REFERENCE_BATCH = 16  # at which the splits fill
 PROGRAMS = 256  # a large GPU
 FEWEST_STEPS = 2  # of a split's loop
@@ -26,6 +25,11 @@ class Tile(NamedTuple):
     num_warps: int
 
 
+PARENT = Tile(2, 4, 16, 4)  # one element for each thread, of two images: they share the weight
+CHILD = Tile(1, 8, 16, 2)  # two elements for each thread, of one image: they share what is known of the parents
+GRADIENT = Tile(2, 8, 16, 8)  # one element for each thread: the gradients need twice the registers
+
+
 class Config(NamedTuple):
     parent: Tile
     parent_splits: int
@@ -35,35 +39,17 @@ class Config(NamedTuple):
     image_splits: int
 
 
-def choose(P: int, S: int, B: int, C: int, K: int, pairs: int) -> Config:
+def choose(P: int, S: int, B: int, C: int, K: int, pairs: int, double: bool) -> Config:
     """The configuration of a layer: P parent locations with S slots, B child and C parent types, K weight blocks and
-    the number of joined pairs of locations."""
-    BC = next((block for block in PARENT_TYPES if block >= C), PARENT_TYPES[-1])
-    parent = parent_tile(BC)
-    child, gradient = child_tile(BC), gradient_tile(BC)
-    owners = P * blocks(C, BC) * blocks(REFERENCE_BATCH, parent.BN)
-    steps = S * blocks(B, parent.BB)
+    the number of joined pairs of locations; `double` if it computes in float64, where a thread has one element."""
+    owners = P * blocks(C, PARENT.BC) * blocks(REFERENCE_BATCH, PARENT.BN)
+    steps = S * blocks(B, PARENT.BB)
     parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS, MOST_SPLITS))
-    owners = K * blocks(B, gradient.BB) * blocks(C, BC)
+    child = CHILD._replace(num_warps=2 * CHILD.num_warps) if double else CHILD
+    owners = K * blocks(B, GRADIENT.BB) * blocks(C, GRADIENT.BC)
     image_splits = min(REFERENCE_BATCH // 2, blocks(PROGRAMS, owners))
     pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
-    return Config(parent, parent_splits, child, gradient, pair_splits, image_splits)
-
-
-def parent_tile(BC: int) -> Tile:
-    """One element for each thread, of two images: they share the weight."""
-    return Tile(2, 2 * WARP // BC, BC, 4)
-
-
-def child_tile(BC: int) -> Tile:
-    """Child types share what is known of the parents, images the weight. Two elements for each thread if they are
-    types of one image, which share loads; else one."""
-    return Tile(WARP // BC, 8 if BC == WARP else 4, BC, 4)
-
-
-def gradient_tile(BC: int) -> Tile:
-    """One element for each thread: the gradients need twice the registers."""
-    return Tile(WARP // BC, 8, BC, 8)
+    return Config(PARENT, parent_splits, child, GRADIENT, pair_splits, image_splits)
 
 
 def blocks(size: int, block: int) -> int:

@@ -14,7 +14,7 @@ POSE = 16
 VOTE = 2 * 4 * POSE  # also M^T dV and dV W^T
 LIKELIHOOD = 4 * POSE + 4  # d = V - mean, sum_h precision_h d_h^2, and R = exp(l - log_sum)
 SLOPE = 5 * POSE  # e = d + shift, and G
-ITERATION = LIKELIHOOD + SLOPE + 8 * POSE + 8  # of the vote gradient
+ITERATION = LIKELIHOOD + SLOPE + 6 * POSE + 8  # of the vote gradient
 GAUSSIAN = 2 * POSE + 1  # rows of statistics that views read, and of slopes
 SLOPES = 3 * POSE + 1
 
@@ -106,7 +106,7 @@ def em_routing_costs(
     """The launches of a routing with T iterations and global competition, forward and backward, of N images: L child
     and P parent locations with S slots, B child and C parent types, K weight blocks, `pairs` joined pairs of locations,
     and `size` bytes for a number."""
-    chosen = config.choose(P, S, B, C, K, pairs)
+    chosen = config.choose(P, S, B, C, K, pairs, size == 8)
     parent_tile, child_tile, gradient_tile, splits = chosen.parent, chosen.child, chosen.gradient, chosen.parent_splits
     inputs, weight, group, parent = 17 * N * L * B + POSE * K * B * C, POSE * K * B * C, N * L * B, N * P * C
     moments = (2 * POSE + 1) * parent * splits

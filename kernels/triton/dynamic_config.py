@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from tritoncaps.kernels.triton.config import FEWEST_STEPS, MOST_SPLITS, PROGRAMS, REFERENCE_BATCH, WARP, blocks
 
-POSES = 512  # entries of a tile's parent types, at most about
+SIZES = (8, 16, 32, 128)  # of a parent's pose that tiles are made for
+CHILD_SIZES = (32, 128)  # and of a child's
+POSES = 256  # entries of a tile's parent types
 ENTRIES = 4  # of a thread, for all its images: a row of a matrix is loaded by the threads that use it
 IMAGES, WEIGHT_IMAGES = 4, 2  # the weight view sums as many tiles as ROWS
 ROWS = 8  # of a matrix whose gradient a program sums
@@ -31,35 +33,30 @@ class Config(NamedTuple):
     parent_splits: int
     pair_splits: int
     image_splits: int
-    BD: int  # rows of a matrix, of the weight view
+    BD: int  # entries of a child, of its gradient
 
     def weight_image_splits(self, N: int) -> int:
         """A split without images would add nothing."""
         return max(1, min(self.image_splits, blocks(N, self.weight_tile.BN)))
 
 
-def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int) -> Config:
+def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, double: bool) -> Config:
     """The configuration of a layer: P parent locations with S slots, B child types of D numbers, C parent types of E
-    numbers, K weight blocks and the number of joined pairs of locations."""
-    tile, weight_tile = tiles(C, E)
+    numbers, K weight blocks and the number of joined pairs of locations; `double` if it computes in float64."""
+    BD, BE = padded(D, CHILD_SIZES), padded(E, SIZES)
+    num_warps = POSES // (WARP * ENTRIES) * (2 if double else 1)
+    tile = Tile(IMAGES, POSES // BE, BE, num_warps)
     type_blocks = blocks(C, tile.BC)
-    owners = P * type_blocks * blocks(REFERENCE_BATCH, tile.BN)
+    owners = P * type_blocks * blocks(REFERENCE_BATCH, IMAGES)
     parent_splits = max(1, min(blocks(PROGRAMS, owners), S * B // FEWEST_STEPS, MOST_SPLITS))
-    BD = min(ROWS, power_of_2(D))
-    owners = K * B * type_blocks * blocks(D, BD)
-    image_splits = min(REFERENCE_BATCH // weight_tile.BN, blocks(PROGRAMS, owners))
+    owners = K * B * type_blocks * blocks(D, ROWS)
+    image_splits = min(REFERENCE_BATCH // WEIGHT_IMAGES, blocks(PROGRAMS, owners))
     pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
-    return Config(tile, weight_tile, parent_splits, pair_splits, image_splits, BD)
+    return Config(tile, tile._replace(BN=WEIGHT_IMAGES), parent_splits, pair_splits, image_splits, BD)
 
 
-def tiles(C: int, E: int) -> tuple[Tile, Tile]:
-    """As many parent types as fit beside each other, and as many warps as these fill."""
-    BE = power_of_2(E)
-    BC = max(1, min(power_of_2(C), POSES // BE))
-    num_warps = max(1, min(8, BC * BE // (WARP * ENTRIES)))
-    return Tile(IMAGES, BC, BE, num_warps), Tile(WEIGHT_IMAGES, BC, BE, num_warps)
-
-
-def power_of_2(size: int) -> int:
-    """The least one that is not smaller."""
-    return 1 << max(0, size - 1).bit_length()
+def padded(size: int, sizes: tuple[int, ...]) -> int:
+    """The least of the sizes that a pose fits into."""
+    if size > sizes[-1]:
+        raise ValueError(f"the triton backend routes vectors of at most {sizes[-1]} numbers, but these have {size}")
+    return next(block for block in sizes if block >= size)

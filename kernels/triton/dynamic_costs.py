@@ -43,7 +43,7 @@ def routing_bytes(
     N: int, L: int, P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, T: int = 3, size: int = 4
 ) -> int:
     """All bytes of a routing with T iterations, global competition and no priors, forward and backward."""
-    chosen = config.choose(P, S, B, C, D, E, K, pairs)
+    chosen = config.choose(P, S, B, C, D, E, K, pairs, size == 8)
     inputs, state, group = N * B * L * D + K * B * C * D * E, N * P * C * E, N * L * B
     parts, weight_splits = chosen.parent_splits * state, chosen.pair_splits * chosen.weight_image_splits(N)
     parent, child = inputs + parts, inputs + state + group

@@ -95,7 +95,7 @@ def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables,
     P, S = tables.children.shape
     pairs, groups = pairs_of(tables, K), groups_of(tables, options.competition)
     sizes = {"N": N, "L": L, "P": P, "S": S, "G": len(groups.child), "K": K, "B": B, "C": C, "D": D, "E": E}
-    chosen = config.choose(P, S, B, C, D, E, K, len(pairs.slot))
+    chosen = config.choose(P, S, B, C, D, E, K, len(pairs.slot), poses.dtype == torch.float64)
     return VectorEdges(poses, weight, priors, tables, pairs, groups, options, chosen, sizes)
 
 
@@ -155,7 +155,7 @@ def _gradients(
 ) -> Gradients:
     """The last sweeps: all iterations at once."""
     needs_poses, needs_weight, needs_priors = needs
-    sizes, tile, weight_tile, BD = e.sizes, e.config.tile, e.config.weight_tile, e.config.BD
+    sizes, tile, weight_tile = e.sizes, e.config.tile, e.config.weight_tile
     common = {
         **{"p_q": q, "p_g": g, "p_log_sum": log_sum, "p_mean": mean, "T": len(q)},
         **{"LOCAL": e.options.competition == "local", "VARIABLE": e.options.gradient == "all"},
@@ -172,7 +172,7 @@ def _gradients(
             p_pair_parent=e.pairs.parent,
             p_pair_slot=e.pairs.slot,
             p_out=grad_poses,
-            BD=config.power_of_2(sizes["D"]),
+            BD=e.config.BD,
             **common,
         )
     pair_splits, image_splits = e.config.pair_splits, e.config.weight_image_splits(sizes["N"])
@@ -182,7 +182,7 @@ def _gradients(
     if needs_weight or needs_priors:
         _launch(
             views.dynamic_weight_view_kernel,
-            blocks(sizes["D"], BD) * sizes["B"] * blocks(sizes["C"], weight_tile.BC) * sizes["K"] * splits,
+            blocks(sizes["D"], config.ROWS) * sizes["B"] * blocks(sizes["C"], weight_tile.BC) * sizes["K"] * splits,
             e,
             weight_tile,
             p_weight_start=e.pairs.weight_start,
@@ -193,7 +193,7 @@ def _gradients(
             p_grad_priors=grad_priors,
             pair_splits=pair_splits,
             image_splits=image_splits,
-            BD=BD,
+            BD=config.ROWS,
             **common,
         )
     return Gradients(grad_poses, _add_splits(grad_weight), _add_splits(grad_priors))

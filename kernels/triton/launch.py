@@ -79,7 +79,7 @@ def make_edges(
         groups,
         competition == "local",
         dtype,
-        config.choose(P, S, B, C, K, len(pairs.slot)),
+        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64),
         {"N": N, "L": len(tables.parents_start) - 1, "P": P, "S": S, "B": B, "C": C, "G": len(groups.child)},
     )
 

@@ -83,6 +83,8 @@ def parent_view_kernel(
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     ABOUT_MEAN: tl.constexpr = WEIGHTS != "gradient" and WEIGHTS != "stored gradient"
     STORED: tl.constexpr = p_votes is not None
+    # what is per parent stays in registers, but for float64's gradients, where there is no room for it
+    KEPT: tl.constexpr = WEIGHTS != "gradient" or tl.float64 != DTYPE
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(C, BC)
     i_program = tl.program_id(0)
@@ -98,14 +100,15 @@ def parent_view_kernel(
     p_parent_statistics = p_statistics
     if p_statistics is not None:
         p_parent_statistics += o_parent * (2 * H + 4) * C + o_c
-    if WEIGHTS == "assignment" or WEIGHTS == "gradient":
+    if WEIGHTS == "assignment" or (WEIGHTS == "gradient" and KEPT):
         b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_parent, C, DTYPE)
-    elif p_statistics is not None:
+    elif STORED and p_statistics is not None:
         b_mean = load_entries(p_parent_statistics + i_h * C, C, m_parent, COUNT, DTYPE)
     if WEIGHTS == "gradient":
         p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
-        b_A, b_B, b_C = load_slopes(p_parent_slopes, m_parent, C, DTYPE)
-        b_shift = load_shift(p_parent_slopes, m_parent, C, DTYPE)
+        if KEPT:
+            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_parent, C, DTYPE)
+            b_shift = load_shift(p_parent_slopes, m_parent, C, DTYPE)
 
     b_first = zero_entries(BN, BB, BC, COUNT, DTYPE)
     b_second = zero_entries(BN, BB, BC, COUNT, DTYPE)
@@ -141,6 +144,8 @@ def parent_view_kernel(
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
                 b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
+            if not KEPT:
+                b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_child & m_c, C, DTYPE)
             if p_statistics is not None:
                 b_d = subtract_entries(b_d, b_mean)
             if WEIGHTS == "uniform":
@@ -153,6 +158,9 @@ def parent_view_kernel(
                 b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 b_w = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum) * b_a
             if WEIGHTS == "gradient":
+                if not KEPT:
+                    b_A, b_B, b_C = load_slopes(p_parent_slopes, m_child & m_c, C, DTYPE)
+                    b_shift = load_shift(p_parent_slopes, m_child & m_c, C, DTYPE)
                 b_da = tl.load(p_da + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 b_w *= weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C) - b_da
             if ABOUT_MEAN:

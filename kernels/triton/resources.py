@@ -26,13 +26,13 @@ TARGETS = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-ODD_SHAPE = (7, 33)  # child and parent types that leave tiles half empty
-# child types, parent types and the numbers of their poses: class capsules and a convolution; and what fills no tile
-VECTOR_SHAPES = ((1152, 10, 8, 16), (32, 32, 8, 8))
-ODD_VECTOR_SHAPE = (7, 33, 6, 20)
+SHAPE = (32, 32)  # child and parent types
+ODD_SHAPE = (7, 33)  # that leave tiles half empty
+STORAGES = {"fp16": "float16", "bf16": "bfloat16"}  # what computes in float32
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
 ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
-INPUTS = ("p_poses", "p_weight", "p_activations")
+INPUTS = ("p_poses", "p_weight", "p_activations", "p_votes", "p_assignments", "p_grad_assignments", "p_grad_votes")
+INPUTS += ("p_weights", "p_left", "p_dV")
 SLACK = 1.1  # by which a compiler may exceed the budget
 FORBIDDEN = ("stack", "spills", "divisions", "strided")
 
@@ -63,34 +63,37 @@ class Variant(NamedTuple):
         words += [f"of {options['D']}->{options['E']}"] if "D" in options else []
         words += [f"without {name.removeprefix('p_')}" for name in ("p_q", "p_g") if name in self.absent]
         words += ["in float64"] if self.dtype == "fp64" else []
-        words += ["of float16"] if self.storage == "fp16" else []
+        words += [f"of {STORAGES[self.storage]}"] if self.storage in STORAGES else []
         return " ".join(words)
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel on every target, in float32; the views of EM routing with every tile that `config.choose` returns.
+    """Every kernel with every tile that `choose` returns, in float32 on every target, and the views in float64.
 
-    On sm_80 also local competition from float16 with half empty tiles, and on sm_90 float64.
+    Of float16, on sm_80, also with local competition and half empty tiles; of bfloat16 on gfx942.
     """
     from tritoncaps.kernels.triton import config
 
-    for types in config.PARENT_TYPES:
-        chosen = config.choose(16, 9, types, types, 9, 144)
-        yield from _routing_variants((types, types), chosen, LOCAL=False)
-        yield from _stored_variants((types, types), chosen)
-        if target == "sm_90" and types == config.WARP:
-            for variant in _routing_variants((types, types), chosen, LOCAL=False):
-                yield variant._replace(dtype="fp64", storage="fp64")
-    if target == "sm_80":
-        for variant in _routing_variants(ODD_SHAPE, config.choose(16, 9, *ODD_SHAPE, 9, 144), LOCAL=True):
-            yield variant._replace(storage="fp16")
-        yield from _dynamic_variants(*ODD_VECTOR_SHAPE)
+    chosen = config.choose(16, 9, *SHAPE, 9, 144, False)
+    yield from _routing_variants(SHAPE, chosen)
+    yield from _stored_variants(SHAPE, chosen)
     yield from _parent_variants()
-    for sizes in VECTOR_SHAPES:
-        yield from _dynamic_variants(*sizes)
+    yield from _dynamic_variants(double=False)
+    double = config.choose(16, 9, *SHAPE, 9, 144, True)
+    for variant in (*_routing_variants(SHAPE, double), *_dynamic_variants(double=True)):
+        yield variant._replace(dtype="fp64", storage="fp64")
+    if target == "sm_80":
+        for variant in (*_routing_variants(ODD_SHAPE, chosen, LOCAL=True), *_stored_variants(ODD_SHAPE, chosen)):
+            yield variant._replace(storage="fp16")
+    if target == "sm_90":
+        for variant in (*_stored_variants(SHAPE, double), *_parent_variants()):
+            yield variant._replace(dtype="fp64", storage="fp64")
+    if target == "gfx942":
+        for variant in _stored_variants(SHAPE, chosen):
+            yield variant._replace(storage="bf16")
 
 
-def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool) -> Iterator[Variant]:
+def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
     """The views with votes in registers."""
     absent = {
         "uniform": ("p_statistics", "p_slopes", "p_log_sum", "p_da"),
@@ -121,7 +124,7 @@ def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
     yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ITERATIONS, **options)
     yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ITERATIONS, **options)
     for kernel in ("pose_votes", "coordinate_addition", "assignment", "m_step_gradient", "e_step_gradient"):
-        options = {"DTYPE": "fp32", "H": 16, "LOCAL": False}
+        options = {"DTYPE": None, "H": 16, "LOCAL": False}
         yield _variant("edge_view", f"{kernel}_kernel", shape, chosen.gradient, **options)
 
 
@@ -138,25 +141,27 @@ def _parent_variants() -> Iterator[Variant]:
     yield Variant("weight_view", "add_splits_kernel", {"C": 32, "BLOCK": NUMBERS}, (), 4)
 
 
-def _dynamic_variants(B: int, C: int, D: int, E: int) -> Iterator[Variant]:
-    """The views of dynamic routing and its squash, with priors."""
+def _dynamic_variants(double: bool) -> Iterator[Variant]:
+    """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
     from tritoncaps.kernels.triton import dynamic_config, squash
 
-    chosen = dynamic_config.choose(16, 9, B, C, D, E, 9, 144)
-    sizes = {"B": B, "C": C, "D": D, "E": E}
-    tile, weight_tile = chosen.tile._asdict(), chosen.weight_tile._asdict()
-    warps = tile.pop("num_warps"), weight_tile.pop("num_warps")
-    for absent in (("p_q", "p_g", "p_mean"), ("p_g", "p_mean"), ()):
+    for D, E in zip(dynamic_config.CHILD_SIZES * 2, dynamic_config.SIZES, strict=True):
+        chosen = dynamic_config.choose(16, 9, *SHAPE, D, E, 9, 144, double)
+        sizes = {"B": SHAPE[0], "C": SHAPE[1], "D": D, "E": E}
+        tile, weight_tile = chosen.tile._asdict(), chosen.weight_tile._asdict()
+        warps = tile.pop("num_warps"), weight_tile.pop("num_warps")
         options = {**sizes, **tile}
-        yield Variant("dynamic_views", "dynamic_parent_view_kernel", {**options, "LOCAL": False}, absent, warps[0])
-        yield Variant("dynamic_views", "dynamic_child_view_kernel", {**options, "RIVAL": True}, absent, warps[0])
-    options = {**sizes, "LOCAL": False, "VARIABLE": True}
-    rows = {"BD": dynamic_config.power_of_2(D)}
-    yield Variant("dynamic_views", "dynamic_child_gradient_kernel", {**options, **tile, **rows}, (), warps[0])
-    options = {**options, **weight_tile, "BD": chosen.BD}
-    yield Variant("dynamic_views", "dynamic_weight_view_kernel", options, (), warps[1])
-    yield Variant("squash", "squash_kernel", {"D": D, **squash.tile(E)}, (), 4)
-    yield Variant("squash", "squash_gradient_kernel", {"D": D, **squash.tile(E)}, (), 4)
+        first = (("p_q", "p_g", "p_mean"), ("p_g", "p_mean")) if not double and dynamic_config.SIZES[0] == E else ()
+        for absent in (*first, ()):
+            yield Variant("dynamic_views", "dynamic_parent_view_kernel", {**options, "LOCAL": False}, absent, warps[0])
+            yield Variant("dynamic_views", "dynamic_child_view_kernel", {**options, "RIVAL": True}, absent, warps[0])
+        options = {**sizes, "LOCAL": False, "VARIABLE": True}
+        rows = {"BD": chosen.BD}
+        yield Variant("dynamic_views", "dynamic_child_gradient_kernel", {**options, **tile, **rows}, (), warps[0])
+        options = {**options, **weight_tile, "BD": dynamic_config.ROWS}
+        yield Variant("dynamic_views", "dynamic_weight_view_kernel", options, (), warps[1])
+        yield Variant("squash", "squash_kernel", {"D": D, **squash.tile(E)}, (), 4)
+        yield Variant("squash", "squash_gradient_kernel", {"D": D, **squash.tile(E)}, (), 4)
 
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
@@ -187,10 +192,7 @@ def report(targets: list[str]) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
-    """Every spill, and everything that exceeds the budget or has none.
-
-    In float64 the stack has a budget, too: backward, a thread needs more registers than there are.
-    """
+    """Every spill, and everything that exceeds the budget or has none."""
     found = []
     for target, kernels in needs.items():
         for name, usage in kernels.items():
@@ -200,7 +202,6 @@ def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
                 continue
             limits = {key: allowed[key] for key in ("registers", "shared", "instructions")}
             limits |= dict.fromkeys(FORBIDDEN, 0)
-            limits["stack"] = allowed["stack"] if name.endswith("float64") else 0
             found += [
                 f"{target} {name}: {key} is {usage[key]}, the budget {limit}"
                 for key, limit in limits.items()
@@ -225,14 +226,15 @@ def _signature(variant: Variant) -> dict[str, Any]:
     kernel = getattr(importlib.import_module(f"tritoncaps.kernels.triton.{variant.module}"), variant.kernel)
     constants = {**variant.options, **dict.fromkeys(variant.absent)}
     if "DTYPE" in constants:
-        constants["DTYPE"] = tl.float32
+        constants["DTYPE"] = tl.float64 if variant.dtype == "fp64" else tl.float32
     types, attributes = {}, {}
     for parameter in kernel.params:
         name = parameter.name
         if name in constants:
             types[name] = "constexpr"
         elif name.startswith("p_"):
-            number = variant.storage if name in INPUTS else variant.dtype
+            stored = name in INPUTS or (name == "p_out" and variant.module == "edge_view")
+            number = variant.storage if stored else variant.dtype
             types[name] = "*i32" if name.removeprefix("p_") in INDICES else f"*{number}"
             attributes[(parameter.num,)] = [["tt.divisibility", 16]]
         else:
