@@ -43,7 +43,7 @@ class Config(NamedTuple):
 def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, double: bool) -> Config:
     """The configuration of a layer: P parent locations with S slots, B child types of D numbers, C parent types of E
     numbers, K weight blocks and the number of joined pairs of locations; `double` if it computes in float64."""
-    BD, BE = padded(D, CHILD_SIZES), padded(E, SIZES)
+    BD, BE = padded("children", D, CHILD_SIZES), padded("parents", E, SIZES)
     num_warps = POSES // (WARP * ENTRIES) * (2 if double else 1)
     tile = Tile(IMAGES, POSES // BE, BE, num_warps)
     type_blocks = blocks(C, tile.BC)
@@ -55,8 +55,8 @@ def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, d
     return Config(tile, tile._replace(BN=WEIGHT_IMAGES), parent_splits, pair_splits, image_splits, BD)
 
 
-def padded(size: int, sizes: tuple[int, ...]) -> int:
-    """The least of the sizes that a pose fits into."""
+def padded(whose: str, size: int, sizes: tuple[int, ...]) -> int:
+    """The least of the sizes that a vector fits into."""
     if size > sizes[-1]:
-        raise ValueError(f"the triton backend routes vectors of at most {sizes[-1]} numbers, but these have {size}")
+        raise ValueError(f"vectors of {whose} must have at most {sizes[-1]} numbers on triton, but they have {size}")
     return next(block for block in sizes if block >= size)

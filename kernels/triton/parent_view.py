@@ -83,8 +83,7 @@ def parent_view_kernel(
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     ABOUT_MEAN: tl.constexpr = WEIGHTS != "gradient" and WEIGHTS != "stored gradient"
     STORED: tl.constexpr = p_votes is not None
-    # what is per parent stays in registers, but for float64's gradients, where there is no room for it
-    KEPT: tl.constexpr = WEIGHTS != "gradient" or tl.float64 != DTYPE
+    KEPT: tl.constexpr = STORED or tl.float64 != DTYPE  # what is per parent; else there is no room for it
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(C, BC)
     i_program = tl.program_id(0)
@@ -100,7 +99,7 @@ def parent_view_kernel(
     p_parent_statistics = p_statistics
     if p_statistics is not None:
         p_parent_statistics += o_parent * (2 * H + 4) * C + o_c
-    if WEIGHTS == "assignment" or (WEIGHTS == "gradient" and KEPT):
+    if not STORED and p_statistics is not None and KEPT:
         b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_parent, C, DTYPE)
     elif STORED and p_statistics is not None:
         b_mean = load_entries(p_parent_statistics + i_h * C, C, m_parent, COUNT, DTYPE)
@@ -144,7 +143,7 @@ def parent_view_kernel(
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
                 b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
-            if not KEPT:
+            if p_statistics is not None and not KEPT:
                 b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_child & m_c, C, DTYPE)
             if p_statistics is not None:
                 b_d = subtract_entries(b_d, b_mean)
