@@ -10,11 +10,11 @@ from typing import NamedTuple
 from tritoncaps.kernels.triton.config import FEWEST_STEPS, MOST_SPLITS, PROGRAMS, REFERENCE_BATCH, WARP, blocks
 
 SIZES = (8, 16, 32, 128)  # of a parent's pose that tiles are made for
-CHILD_SIZES = (32, 128)  # and of a child's
 POSES = 256  # entries of a tile's parent types
 ENTRIES = 4  # of a thread, for all its images: a row of a matrix is loaded by the threads that use it
 IMAGES, WEIGHT_IMAGES = 4, 2  # the weight view sums as many tiles as ROWS
 ROWS = 8  # of a matrix whose gradient a program sums
+NUMBERS = 32  # of a child whose gradient a program sums
 REGISTERS = 255  # that a thread may use: otherwise NVIDIA's compiler spills a few to run more programs at once
 
 
@@ -33,7 +33,6 @@ class Config(NamedTuple):
     parent_splits: int
     pair_splits: int
     image_splits: int
-    BD: int  # entries of a child, of its gradient
 
     def weight_image_splits(self, N: int) -> int:
         """A split without images would add nothing."""
@@ -43,7 +42,7 @@ class Config(NamedTuple):
 def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, double: bool) -> Config:
     """The configuration of a layer: P parent locations with S slots, B child types of D numbers, C parent types of E
     numbers, K weight blocks and the number of joined pairs of locations; `double` if it computes in float64."""
-    BD, BE = padded("children", D, CHILD_SIZES), padded("parents", E, SIZES)
+    BE = padded(E)
     num_warps = POSES // (WARP * ENTRIES) * (2 if double else 1)
     tile = Tile(IMAGES, POSES // BE, BE, num_warps)
     type_blocks = blocks(C, tile.BC)
@@ -52,11 +51,11 @@ def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, d
     owners = K * B * type_blocks * blocks(D, ROWS)
     image_splits = min(REFERENCE_BATCH // WEIGHT_IMAGES, blocks(PROGRAMS, owners))
     pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
-    return Config(tile, tile._replace(BN=WEIGHT_IMAGES), parent_splits, pair_splits, image_splits, BD)
+    return Config(tile, tile._replace(BN=WEIGHT_IMAGES), parent_splits, pair_splits, image_splits)
 
 
-def padded(whose: str, size: int, sizes: tuple[int, ...]) -> int:
-    """The least of the sizes that a vector fits into."""
-    if size > sizes[-1]:
-        raise ValueError(f"vectors of {whose} must have at most {sizes[-1]} numbers on triton, but they have {size}")
-    return next(block for block in sizes if block >= size)
+def padded(E: int) -> int:
+    """The least size that a parent's vector fits into."""
+    if SIZES[-1] < E:
+        raise ValueError(f"vectors of parents must have at most {SIZES[-1]} numbers on triton, but they have {E}")
+    return next(size for size in SIZES if size >= E)

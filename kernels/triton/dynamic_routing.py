@@ -164,7 +164,7 @@ def _gradients(
     if needs_poses:
         _launch(
             views.dynamic_child_gradient_kernel,
-            blocks(sizes["N"], tile.BN) * sizes["B"] * sizes["L"],
+            blocks(sizes["D"], config.NUMBERS) * blocks(sizes["N"], tile.BN) * sizes["B"] * sizes["L"],
             e,
             tile,
             p_weight_of=e.tables.weight_of,
@@ -172,7 +172,7 @@ def _gradients(
             p_pair_parent=e.pairs.parent,
             p_pair_slot=e.pairs.slot,
             p_out=grad_poses,
-            BD=e.config.BD,
+            BD=config.NUMBERS,
             **common,
         )
     pair_splits, image_splits = e.config.pair_splits, e.config.weight_image_splits(sizes["N"])

@@ -333,16 +333,18 @@ def dynamic_child_gradient_kernel(
     [L + 1], p_pair_parent and p_pair_slot [pairs]; p_q, p_g [T, N, P, C, E]; p_log_sum, p_mean [T, N, G, B]; p_out
     [N, B, L, D].
 
-    Program (image block, child type, child location) writes its children's gradients.
+    Program (block of D, image block, child type, child location) writes BD numbers of its children's gradients.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
+    n_rows = tl.cdiv(D, BD)
     n_images = tl.cdiv(N, BN)
-    i_program = tl.program_id(0)
+    i_program = tl.program_id(0) // n_rows
+    i_row = (tl.program_id(0) % n_rows) * BD
     i_b = (i_program // n_images) % B
     i_l = i_program // n_images // B
     o_n = ((i_program % n_images) * BN + tl.arange(0, BN)).to(tl.int64)[:, None, None]
     o_e = tl.arange(0, BE)[None, None, :]
-    o_d = tl.arange(0, BD)[None, :]
+    o_d = i_row + tl.arange(0, BD)[None, :]
     m_n = o_n < N
     o_child = ((o_n * B + i_b) * L + i_l) * D
 
@@ -368,7 +370,7 @@ def dynamic_child_gradient_kernel(
                 VARIABLE,
                 DTYPE,
             )
-            for i_d in range(D):
+            for i_d in range(i_row, tl.minimum(i_row + BD, D)):
                 b_product = b_dV * tl.load(p_matrix + i_d * E, mask=(o_c < C) & (o_e < E), other=0.0)
                 b_entry = tl.sum(tl.sum(b_product, axis=2), axis=1)[:, None]
                 b_du += tl.where(o_d == i_d, b_entry, 0.0)

@@ -145,9 +145,9 @@ def _dynamic_variants(double: bool) -> Iterator[Variant]:
     """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
     from tritoncaps.kernels.triton import dynamic_config, squash
 
-    for D, E in zip(dynamic_config.CHILD_SIZES * 2, dynamic_config.SIZES, strict=True):
-        chosen = dynamic_config.choose(16, 9, *SHAPE, D, E, 9, 144, double)
-        sizes = {"B": SHAPE[0], "C": SHAPE[1], "D": D, "E": E}
+    for E in dynamic_config.SIZES:
+        chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
+        sizes = {"B": SHAPE[0], "C": SHAPE[1], "D": 8, "E": E}
         tile, weight_tile = chosen.tile._asdict(), chosen.weight_tile._asdict()
         warps = tile.pop("num_warps"), weight_tile.pop("num_warps")
         options = {**sizes, **tile}
@@ -156,12 +156,12 @@ def _dynamic_variants(double: bool) -> Iterator[Variant]:
             yield Variant("dynamic_views", "dynamic_parent_view_kernel", {**options, "LOCAL": False}, absent, warps[0])
             yield Variant("dynamic_views", "dynamic_child_view_kernel", {**options, "RIVAL": True}, absent, warps[0])
         options = {**sizes, "LOCAL": False, "VARIABLE": True}
-        rows = {"BD": chosen.BD}
+        rows = {"BD": dynamic_config.NUMBERS}
         yield Variant("dynamic_views", "dynamic_child_gradient_kernel", {**options, **tile, **rows}, (), warps[0])
         options = {**options, **weight_tile, "BD": dynamic_config.ROWS}
         yield Variant("dynamic_views", "dynamic_weight_view_kernel", options, (), warps[1])
-        yield Variant("squash", "squash_kernel", {"D": D, **squash.tile(E)}, (), 4)
-        yield Variant("squash", "squash_gradient_kernel", {"D": D, **squash.tile(E)}, (), 4)
+        yield Variant("squash", "squash_kernel", {"D": 8, **squash.tile(E)}, (), 4)
+        yield Variant("squash", "squash_gradient_kernel", {"D": 8, **squash.tile(E)}, (), 4)
 
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
