@@ -68,27 +68,25 @@ class Variant(NamedTuple):
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel with every tile that `choose` returns, in float32 on every target, and the views in float64.
-
-    Of float16, on sm_80, also with local competition and half empty tiles; of bfloat16 on gfx942.
-    """
+    """Every kernel with every tile that `choose` returns, in float32 on every target; and on some, what differs little
+    from one to another: votes in float64, and inputs in float16, with local competition and half empty tiles, or in
+    bfloat16."""
     from tritoncaps.kernels.triton import config
 
-    chosen = config.choose(16, 9, *SHAPE, 9, 144, False)
+    chosen = config.choose(16, 9, *SHAPE, 9, 144, double=False)
     yield from _routing_variants(SHAPE, chosen)
     yield from _stored_variants(SHAPE, chosen)
     yield from _parent_variants()
     yield from _dynamic_variants(double=False)
-    double = config.choose(16, 9, *SHAPE, 9, 144, True)
-    for variant in (*_routing_variants(SHAPE, double), *_dynamic_variants(double=True)):
-        yield variant._replace(dtype="fp64", storage="fp64")
+    if target in ("sm_90", "gfx942"):
+        double = config.choose(16, 9, *SHAPE, 9, 144, double=True)
+        kernels = (*_routing_variants(SHAPE, double), *_stored_variants(SHAPE, double), *_parent_variants())
+        for variant in (*kernels, *_dynamic_variants(double=True)):
+            yield variant._replace(dtype="fp64", storage="fp64")
     if target == "sm_80":
         for variant in (*_routing_variants(ODD_SHAPE, chosen, LOCAL=True), *_stored_variants(ODD_SHAPE, chosen)):
             yield variant._replace(storage="fp16")
-    if target == "sm_90":
-        for variant in (*_stored_variants(SHAPE, double), *_parent_variants()):
-            yield variant._replace(dtype="fp64", storage="fp64")
-    if target == "gfx942":
+    if target == "sm_100":
         for variant in _stored_variants(SHAPE, chosen):
             yield variant._replace(storage="bf16")
 
