@@ -181,53 +181,39 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, B, C, ALL: tl.co
         i_before = tl.maximum(t - 1, 0)
         p_before = p_statistics + i_before * n_parents * STATISTICS * C
         p_now = p_slopes + t * n_parents * SLOPES * C
-        b_d, b_pd, b_l = likelihood_terms(b_votes, p_before, m_parent, m_soft, C)
+        b_mean = load_entries(p_before, C, m_parent, ENTRIES, DTYPE)
+        b_precision = load_entries(p_before + ENTRIES * C, C, m_soft, ENTRIES, DTYPE)
+        b_constant = tl.load(p_before + 2 * ENTRIES * C, mask=m_soft, other=0.0).to(DTYPE)
         b_log_sum = tl.load(p_log_sums + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
-        b_R = tl.where(t > 0, assignment(b_l, b_log_sum), b_share)
-        b_G, b_slope = slope_terms(b_d, p_now, m_parent, m_soft, C)
+        b_d = subtract_entries(b_votes, b_mean)
+        b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
+        b_R = tl.where(t > 0, b_R, b_share)
+        b_A, b_B, b_C = load_slopes(p_now, m_parent, C, DTYPE)
+        b_e = add_entries(b_d, load_shift(p_now, m_soft, C, DTYPE))
+        b_G = weight_slope(b_e, b_A, b_B, b_C)
         b_RG += b_R * b_G
         b_r = b_R * b_a
-        b_dV = add_scaled(b_dV, b_r, b_slope)
+        b_dV = add_vote_slope(b_dV, b_r, b_e, b_B, b_C)
         if ALL:
             b_da = tl.load(p_da + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
-            b_dV = add_scaled(b_dV, 2 * b_r * (b_da - b_G), b_pd)
+            b_dV = add_scaled(b_dV, 2 * b_r * (b_da - b_G), b_precision, b_d)
     return b_dV, b_RG
 
 
 @triton.jit
-def likelihood_terms(b_votes, p_statistics, m_parent, m_soft, C):
-    """d = V - mean, precision d, and l as `log_likelihood` has it; precision and constant are zero where not m_soft."""
-    DTYPE: tl.constexpr = b_votes[0].dtype
-    b_d = ()
-    b_pd = ()
-    b_distance = tl.zeros_like(b_votes[0])
+def add_vote_slope(b_dV, b_r, b_e, b_B, b_C):
+    """dV + r (B + 2 C e); B + C e is what `weight_slope` has computed."""
+    b_sum = ()
     for h in tl.static_range(ENTRIES):
-        b_d = b_d + (b_votes[h] - tl.load(p_statistics + h * C, mask=m_parent, other=0.0).to(DTYPE),)
-        b_precision = tl.load(p_statistics + (ENTRIES + h) * C, mask=m_soft, other=0.0).to(DTYPE)
-        b_pd = b_pd + (b_precision * b_d[h],)
-        b_distance = tl.fma(b_pd[h], b_d[h], b_distance)
-    return b_d, b_pd, tl.load(p_statistics + 2 * ENTRIES * C, mask=m_soft, other=0.0).to(DTYPE) - b_distance
+        b_slope = tl.fma(b_C[h], b_e[h], tl.fma(b_C[h], b_e[h], b_B[h]))
+        b_sum = b_sum + (tl.fma(b_r, b_slope, b_dV[h]),)
+    return b_sum
 
 
 @triton.jit
-def slope_terms(b_d, p_slopes, m_parent, m_soft, C):
-    """G as `weight_slope` has it, and B + 2 C e, with e = d + shift; shift is zero where not m_soft."""
-    DTYPE: tl.constexpr = b_d[0].dtype
-    b_G = tl.zeros_like(b_d[0]) + tl.load(p_slopes + 3 * ENTRIES * C, mask=m_parent, other=0.0).to(DTYPE)
-    b_slope = ()
+def add_scaled(b_dV, b_scale, b_precision, b_d):
+    """dV + scale precision d; precision d is what `log_likelihood` has computed."""
+    b_sum = ()
     for h in tl.static_range(ENTRIES):
-        b_e = b_d[h] + tl.load(p_slopes + (2 * ENTRIES + h) * C, mask=m_soft, other=0.0).to(DTYPE)
-        b_C = tl.load(p_slopes + (ENTRIES + h) * C, mask=m_parent, other=0.0).to(DTYPE)
-        b_half = tl.fma(b_C, b_e, tl.load(p_slopes + h * C, mask=m_parent, other=0.0).to(DTYPE))
-        b_G = tl.fma(b_half, b_e, b_G)
-        b_slope = b_slope + (tl.fma(b_C, b_e, b_half),)
-    return b_G, b_slope
-
-
-@triton.jit
-def add_scaled(b_sum, b_scale, b_entries):
-    """sum + scale entries."""
-    b_new = ()
-    for h in tl.static_range(ENTRIES):
-        b_new = b_new + (tl.fma(b_scale, b_entries[h], b_sum[h]),)
-    return b_new
+        b_sum = b_sum + (tl.fma(b_scale, b_precision[h] * b_d[h], b_dV[h]),)
+    return b_sum
