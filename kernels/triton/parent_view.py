@@ -83,7 +83,8 @@ def parent_view_kernel(
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     ABOUT_MEAN: tl.constexpr = WEIGHTS != "gradient" and WEIGHTS != "stored gradient"
     STORED: tl.constexpr = p_votes is not None
-    KEPT: tl.constexpr = STORED or tl.float64 != DTYPE  # what is per parent; else there is no room for it
+    # Float64 has no room to keep all that is per parent: slopes, or else Gaussians, are loaded for every child.
+    RELOADED: tl.constexpr = tl.float64 == DTYPE and not STORED and WEIGHTS != "uniform"
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(C, BC)
     i_program = tl.program_id(0)
@@ -99,13 +100,13 @@ def parent_view_kernel(
     p_parent_statistics = p_statistics
     if p_statistics is not None:
         p_parent_statistics += o_parent * (2 * H + 4) * C + o_c
-    if not STORED and p_statistics is not None and KEPT:
+    if WEIGHTS == "gradient" or (WEIGHTS == "assignment" and not RELOADED):
         b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_parent, C, DTYPE)
     elif STORED and p_statistics is not None:
         b_mean = load_entries(p_parent_statistics + i_h * C, C, m_parent, COUNT, DTYPE)
     if WEIGHTS == "gradient":
         p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
-        if KEPT:
+        if not RELOADED:
             b_A, b_B, b_C = load_slopes(p_parent_slopes, m_parent, C, DTYPE)
             b_shift = load_shift(p_parent_slopes, m_parent, C, DTYPE)
 
@@ -143,7 +144,7 @@ def parent_view_kernel(
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
                 b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
-            if p_statistics is not None and not KEPT:
+            if WEIGHTS == "assignment" and RELOADED:
                 b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_child & m_c, C, DTYPE)
             if p_statistics is not None:
                 b_d = subtract_entries(b_d, b_mean)
@@ -157,7 +158,7 @@ def parent_view_kernel(
                 b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 b_w = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum) * b_a
             if WEIGHTS == "gradient":
-                if not KEPT:
+                if RELOADED:
                     b_A, b_B, b_C = load_slopes(p_parent_slopes, m_child & m_c, C, DTYPE)
                     b_shift = load_shift(p_parent_slopes, m_child & m_c, C, DTYPE)
                 b_da = tl.load(p_da + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
