@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+LONGEST_ON_TRITON = 128  # numbers of a parent's pose
+
 
 class Options(NamedTuple):
     """The fields of a DynamicRouting, as the operators pass them."""

@@ -131,7 +131,7 @@ VECTORS = Capsules(torch.randn(2, 5, 4), torch.rand(2, 5))
             lambda: functional.dynamic_routing(
                 torch.ones(2, 3, 8), torch.ones(1, 3, 4, 8, 129), RoutingMap.full(()), backend="triton"
             ),
-            "vectors of parents must have at most 128 numbers on triton, but they have 129",
+            r"weight \[K, B, C, D, E\] must have E of at most 128 on triton, but its shape is \[1, 3, 4, 8, 129\]",
         ),
         (lambda: functional.squash([1.0]), "vectors must be a tensor, but it is a list"),
         (lambda: DynamicRouting(iterations=True), "iterations must be a whole number of at least 1, but it is True"),

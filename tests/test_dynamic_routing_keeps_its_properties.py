@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from tritoncaps import DynamicRouting, RoutingMap, functional, reference, testing
+from tritoncaps import DynamicRouting, RoutingMap, backends, functional, reference, testing, use_backend
 from tritoncaps.testing import VectorInputs, VectorProblem, assert_as_good_as, assert_close, vector_gradients
 
 # how many problems for each check, and the most types in them
@@ -125,6 +125,19 @@ def test_state_is_kept_per_parent_and_not_per_pair():
         kept.pop(x.untyped_storage().data_ptr(), None)
     tables = sum(t.nbytes for t in problem.routing_map.tables())
     assert sum(kept.values()) - tables <= 3 * parents.nbytes  # a sum for each of three iterations
+
+
+def test_vectors_too_long_for_triton_are_routed_by_the_reference(monkeypatch):
+    """Where Triton is only what a device gets by default; `use_backend` is a request, as `backend=` is."""
+    poses, weight, routing_map = torch.randn(1, 2, 3), torch.randn(1, 2, 3, 3, 129), RoutingMap.full(())
+    monkeypatch.setattr(backends, "OF_DEVICE", {"cpu": "triton"})
+    with pytest.warns(UserWarning, match=r"uses its slow reference .* at most 128 on triton, .* \[1, 2, 3, 3, 129\]"):
+        found = functional.dynamic_routing(poses, weight, routing_map)
+    assert found.equal(reference.dynamic_routing(poses, weight, routing_map, DynamicRouting()))
+    with use_backend("triton"), pytest.raises(ValueError, match="E of at most 128 on triton"):
+        functional.dynamic_routing(poses, weight, routing_map)
+    found = functional.dynamic_routing(poses, weight[..., :128], routing_map)
+    assert found.equal(functional.dynamic_routing(poses, weight[..., :128], routing_map, backend="triton"))
 
 
 @pytest.mark.parametrize("backend", KERNELS)

@@ -21,6 +21,7 @@ import torch
 from tritoncaps.tracing import constant
 
 NAMES = ("reference", "cpu", "triton")
+OF_DEVICE = {"cpu": "cpu", "meta": "cpu", "cuda": "triton"}
 
 _requested: str | None = None
 
@@ -42,15 +43,18 @@ def check_name(name: str | None) -> str | None:
     return name
 
 
-def choose(name: str | None, device: torch.device) -> str:
-    """The backend for tensors on ``device``: the one asked for, which must work there, or the best that does."""
+def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> str:
+    """The backend for tensors on ``device``: the one asked for, which must work there, or the best that does.
+    ``triton_refuses`` says why Triton's kernels are not for these tensors, if they are not."""
     name = check_name(name) or _requested
     if torch.onnx.is_in_onnx_export():
         return "reference"  # made of operators that ONNX knows
     if name is None:
-        return _automatic(device.type)
+        return _automatic(device.type, triton_refuses)
     if name == "cpu" and device.type not in ("cpu", "meta"):
         raise RuntimeError(f"backend 'cpu' needs CPU tensors, but they are on {device}")
+    if name == "triton" and triton_refuses:
+        raise ValueError(triton_refuses)
     if name == "triton" and device.type not in ("cuda", "meta") and not triton_runs_on_cpu():
         raise RuntimeError(
             f"backend 'triton' needs a GPU, or TRITON_INTERPRET=1 in the environment before Triton is imported, "
@@ -70,12 +74,12 @@ def triton_runs_on_cpu() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1" or os.environ.get("TRITONCAPS_TRITON_ON_CPU") == "1"
 
 
-def _automatic(device_type: str) -> str:
-    wanted = {"cpu": "cpu", "meta": "cpu", "cuda": "triton"}.get(device_type)
+def _automatic(device_type: str, triton_refuses: str) -> str:
+    wanted = OF_DEVICE.get(device_type)
     if wanted is None:
         _fall_back(f"no kernels for {device_type} devices")
         return "reference"
-    missing = _missing(wanted)
+    missing = _missing(wanted) or (triton_refuses if wanted == "triton" else "")
     if missing:
         _fall_back(missing)
         return "reference"

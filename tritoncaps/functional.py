@@ -27,6 +27,7 @@ from tritoncaps.checks import (
     check_tensor,
     under_autocast,
 )
+from tritoncaps.kernels.dynamic_routing import LONGEST_ON_TRITON
 from tritoncaps.routing import DynamicRouting, EMRouting
 from tritoncaps.routing_map import RoutingMap
 
@@ -314,10 +315,20 @@ def dynamic_routing(
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])
     if priors is not None:
         check_shape("priors", priors, weight.shape[:3])
-    chosen = backends.choose(backend, poses.device)
+    chosen = backends.choose(backend, poses.device, _too_long_for_triton(weight))
     if chosen == "reference":
         return reference.dynamic_routing(poses, weight, routing_map, routing, priors)
     return _fused_dynamic_routing(poses, weight, priors, routing_map, routing, chosen)
+
+
+def _too_long_for_triton(weight: Tensor) -> str:
+    """A sentence, or an empty string."""
+    if weight.shape[-1] <= LONGEST_ON_TRITON:
+        return ""
+    return (
+        f"weight [K, B, C, D, E] must have E of at most {LONGEST_ON_TRITON} on triton, but its shape is "
+        f"{list(weight.shape)}"
+    )
 
 
 def _fused_dynamic_routing(

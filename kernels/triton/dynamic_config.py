@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tritoncaps.kernels.dynamic_routing import LONGEST_ON_TRITON
 from tritoncaps.kernels.triton.config import FEWEST_STEPS, MOST_SPLITS, PROGRAMS, REFERENCE_BATCH, WARP, blocks
 
-SIZES = (8, 16, 32, 128)  # of a parent's pose that tiles are made for
+SIZES = (8, 16, 32, LONGEST_ON_TRITON)  # of a parent's pose that tiles are made for
 POSES = 256  # entries of a tile's parent types
 ENTRIES = 4  # of a thread, for all its images: a row of a matrix is loaded by the threads that use it
 IMAGES, WEIGHT_IMAGES = 4, 2  # the weight view sums as many tiles as ROWS
@@ -42,7 +43,7 @@ class Config(NamedTuple):
 def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, double: bool) -> Config:
     """The configuration of a layer: P parent locations with S slots, B child types of D numbers, C parent types of E
     numbers, K weight blocks and the number of joined pairs of locations; `double` if it computes in float64."""
-    BE = padded(E)
+    BE = next(size for size in SIZES if size >= E)
     num_warps = POSES // (WARP * ENTRIES) * (2 if double else 1)
     tile = Tile(IMAGES, POSES // BE, BE, num_warps)
     type_blocks = blocks(C, tile.BC)
@@ -52,10 +53,3 @@ def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, d
     image_splits = min(REFERENCE_BATCH // WEIGHT_IMAGES, blocks(PROGRAMS, owners))
     pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
     return Config(tile, tile._replace(BN=WEIGHT_IMAGES), parent_splits, pair_splits, image_splits)
-
-
-def padded(E: int) -> int:
-    """The least size that a parent's vector fits into."""
-    if SIZES[-1] < E:
-        raise ValueError(f"vectors of parents must have at most {SIZES[-1]} numbers on triton, but they have {E}")
-    return next(size for size in SIZES if size >= E)
