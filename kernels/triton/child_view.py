@@ -21,7 +21,6 @@ from tritoncaps.kernels.triton.votes import (
     load_shift,
     load_slopes,
     log_likelihood,
-    mask_again,
     subtract_entries,
     uniform_share,
     vote_gradient,
@@ -294,9 +293,8 @@ def child_gradient_kernel(
     m_child = (o_n < N) & (o_b < B)
     o_child = o_n * L + i_l
     if p_dV is None:
+        b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
         b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
-        if tl.float64 != DTYPE:
-            b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
 
     b_dM = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_da = tl.zeros((BN, BB, BC), DTYPE)
@@ -307,11 +305,8 @@ def child_gradient_kernel(
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_weight = (o_b < B) & (o_c < C)
+            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
             if p_dV is None:
-                if tl.float64 == DTYPE:  # no room to keep them
-                    b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child & (o_c < C), B, DTYPE)
-                b_weight = load_entries(p_weight + o_weight + o_c, C, m_weight, ENTRIES, DTYPE)
                 b_dV, b_RG = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
@@ -327,8 +322,6 @@ def child_gradient_kernel(
             else:
                 p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
                 b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
-            m_again = mask_again(m_weight, m_child, DTYPE)
-            b_weight = load_entries(p_weight + o_weight + o_c, C, m_again, ENTRIES, DTYPE)
             b_dM = add_product_transposed(b_dM, b_dV, b_weight)
     for h in tl.static_range(ENTRIES):
         b_grad = tl.sum(b_dM[h], axis=2, keep_dims=True)

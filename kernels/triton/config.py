@@ -12,7 +12,7 @@ REFERENCE_BATCH = 16  # at which the splits fill
 PROGRAMS = 256  # a large GPU
 FEWEST_STEPS = 2  # of a split's loop
 MOST_SPLITS = 16  # so that the partial sums stay small beside the votes that nobody stores
-PARENTS = 32  # of a program of parents.py
+PARENTS, PARENT_WARPS = 32, 8  # of a program of parents.py
 NUMBERS = 256  # of a program that adds up splits of the weight's gradient
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tritoncaps.kernels.em_routing import Fit
-from tritoncaps.kernels.triton.config import PARENTS, blocks
+from tritoncaps.kernels.triton.config import PARENT_WARPS, PARENTS, blocks
 from tritoncaps.kernels.triton.costs import parent_metadata
 from tritoncaps.kernels.triton.votes import ENTRIES
 from tritoncaps.reference import least_support
@@ -292,7 +292,7 @@ def outputs(statistics: Tensor) -> tuple[Tensor, Tensor]:
     poses, activations = statistics.new_empty(N, P, entries_of(statistics), C), statistics.new_empty(N, P, C)
     if activations.numel():
         programs = blocks(activations.numel(), PARENTS)
-        outputs_kernel[(programs,)](statistics, poses, activations, N * P, C=C, BLOCK=PARENTS)
+        outputs_kernel[(programs,)](statistics, poses, activations, N * P, C=C, BLOCK=PARENTS, num_warps=PARENT_WARPS)
     return poses, activations
 
 
@@ -316,4 +316,5 @@ def _launch(kernel: Any, fit: Fit, entries: int, **arguments: Any) -> None:
             C=C,
             LEAST_SUPPORT=least_support(out.dtype),
             BLOCK=PARENTS,
+            num_warps=PARENT_WARPS,
         )

@@ -128,14 +128,14 @@ def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
 
 def _parent_variants() -> Iterator[Variant]:
     """What is per parent, and the sum of the weight's splits."""
-    from tritoncaps.kernels.triton.config import NUMBERS, PARENTS
+    from tritoncaps.kernels.triton.config import NUMBERS, PARENT_WARPS, PARENTS
 
     options = {"H": 16, "C": 32, "LEAST_SUPPORT": 1e-34, "BLOCK": PARENTS}
     given = ("p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
-    yield Variant("parents", "fit_kernel", options, (), 4)
-    yield Variant("parents", "slopes_kernel", options, given, 4)
-    yield Variant("parents", "slopes_kernel", options, ("p_moments", "p_grad_variance", "p_grad_logit"), 4)
-    yield Variant("parents", "outputs_kernel", options, (), 4)
+    yield Variant("parents", "fit_kernel", options, (), PARENT_WARPS)
+    yield Variant("parents", "slopes_kernel", options, given, PARENT_WARPS)
+    yield Variant("parents", "slopes_kernel", options, ("p_moments", "p_grad_variance", "p_grad_logit"), PARENT_WARPS)
+    yield Variant("parents", "outputs_kernel", options, (), PARENT_WARPS)
     yield Variant("weight_view", "add_splits_kernel", {"C": 32, "BLOCK": NUMBERS}, (), 4)
 
 

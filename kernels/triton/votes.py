@@ -27,15 +27,6 @@ def load_entries(p_entry, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def mask_again(mask, m_other, DTYPE: tl.constexpr):
-    """Of entries that are loaded a second time. With the same mask they stay in registers; float64 has no room for
-    them, and with another mask they are indeed loaded again."""
-    if tl.float64 == DTYPE:
-        mask = mask & m_other
-    return mask
-
-
-@triton.jit
 def zero_entries(BN: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr, COUNT: tl.constexpr, DTYPE: tl.constexpr):
     """COUNT tiles of zeros."""
     b_entries = ()
@@ -181,39 +172,44 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, B, C, ALL: tl.co
         i_before = tl.maximum(t - 1, 0)
         p_before = p_statistics + i_before * n_parents * STATISTICS * C
         p_now = p_slopes + t * n_parents * SLOPES * C
-        b_mean = load_entries(p_before, C, m_parent, ENTRIES, DTYPE)
-        b_precision = load_entries(p_before + ENTRIES * C, C, m_soft, ENTRIES, DTYPE)
         b_constant = tl.load(p_before + 2 * ENTRIES * C, mask=m_soft, other=0.0).to(DTYPE)
         b_log_sum = tl.load(p_log_sums + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
-        b_d = subtract_entries(b_votes, b_mean)
-        b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
-        b_R = tl.where(t > 0, b_R, b_share)
-        b_A, b_B, b_C = load_slopes(p_now, m_parent, C, DTYPE)
-        b_e = add_entries(b_d, load_shift(p_now, m_soft, C, DTYPE))
-        b_G = weight_slope(b_e, b_A, b_B, b_C)
+        b_G = tl.load(p_now + 3 * ENTRIES * C, mask=m_parent, other=0.0).to(DTYPE)
+        b_distance = tl.zeros_like(b_RG)
+        b_left = ()
+        b_right = ()
+        for h in tl.static_range(ENTRIES):  # as log_likelihood and weight_slope have them
+            b_d, b_pd, b_e, b_half, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_parent, m_soft, C)
+            b_distance = tl.fma(b_pd, b_d, b_distance)
+            b_G = tl.fma(b_half, b_e, b_G)
+            b_left = b_left + (b_slope,)
+            b_right = b_right + (b_pd,)
+        b_R = tl.where(t > 0, assignment(b_constant - b_distance, b_log_sum), b_share)
         b_RG += b_R * b_G
         b_r = b_R * b_a
-        b_dV = add_vote_slope(b_dV, b_r, b_e, b_B, b_C)
+        b_scale = tl.zeros_like(b_r)
         if ALL:
             b_da = tl.load(p_da + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
-            b_dV = add_scaled(b_dV, 2 * b_r * (b_da - b_G), b_precision, b_d)
+            b_scale = 2 * b_r * (b_da - b_G)
+        b_sum = ()
+        for h in tl.static_range(ENTRIES):
+            b_slope, b_pd = b_left[h], b_right[h]
+            if tl.float64 == DTYPE:  # has no room to keep them, as the compiler would if the mask were the same
+                m_again = m_parent & (i_p >= 0)
+                _, b_pd, _, _, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_again, m_again & (t > 0), C)
+            b_sum = b_sum + (tl.fma(b_scale, b_pd, tl.fma(b_r, b_slope, b_dV[h])),)
+        b_dV = b_sum
     return b_dV, b_RG
 
 
 @triton.jit
-def add_vote_slope(b_dV, b_r, b_e, b_B, b_C):
-    """dV + r (B + 2 C e); B + C e is what `weight_slope` has computed."""
-    b_sum = ()
-    for h in tl.static_range(ENTRIES):
-        b_slope = tl.fma(b_C[h], b_e[h], tl.fma(b_C[h], b_e[h], b_B[h]))
-        b_sum = b_sum + (tl.fma(b_r, b_slope, b_dV[h]),)
-    return b_sum
-
-
-@triton.jit
-def add_scaled(b_dV, b_scale, b_precision, b_d):
-    """dV + scale precision d; precision d is what `log_likelihood` has computed."""
-    b_sum = ()
-    for h in tl.static_range(ENTRIES):
-        b_sum = b_sum + (tl.fma(b_scale, b_precision[h] * b_d[h], b_dV[h]),)
-    return b_sum
+def entry_terms(b_vote, p_statistics, p_slopes, h, m_parent, m_soft, C):
+    """d = V - mean, precision d, e = d + shift, B + C e and B + 2 C e of entry h; precision and shift are zero where
+    not m_soft."""
+    DTYPE: tl.constexpr = b_vote.dtype
+    b_d = b_vote - tl.load(p_statistics + h * C, mask=m_parent, other=0.0).to(DTYPE)
+    b_pd = tl.load(p_statistics + (ENTRIES + h) * C, mask=m_soft, other=0.0).to(DTYPE) * b_d
+    b_e = b_d + tl.load(p_slopes + (2 * ENTRIES + h) * C, mask=m_soft, other=0.0).to(DTYPE)
+    b_C = tl.load(p_slopes + (ENTRIES + h) * C, mask=m_parent, other=0.0).to(DTYPE)
+    b_half = tl.fma(b_C, b_e, tl.load(p_slopes + h * C, mask=m_parent, other=0.0).to(DTYPE))
+    return b_d, b_pd, b_e, b_half, tl.fma(b_C, b_e, b_half)

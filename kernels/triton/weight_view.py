@@ -12,7 +12,6 @@ from tritoncaps.kernels.triton.votes import (
     edge_votes,
     load_entries,
     load_offset,
-    mask_again,
     uniform_share,
     vote_gradient,
     zero_entries,
@@ -78,7 +77,7 @@ def weight_view_kernel(
     o_c = ((i_program // n_child_types) % n_parent_types) * BC + tl.arange(0, BC)[None, None, :]
     m_weight = (o_b < B) & (o_c < C)
     o_weight = (i_k.to(tl.int64) * B + o_b) * ENTRIES * C + o_c
-    if p_dV is None and tl.float64 != DTYPE:
+    if p_dV is None:
         b_weight = load_entries(p_weight + o_weight, C, m_weight, ENTRIES, DTYPE)
     i_begin = tl.load(p_weight_start + i_k)
     i_end = tl.load(p_weight_start + i_k + 1)
@@ -101,8 +100,6 @@ def weight_view_kernel(
                 b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
                 b_pose = load_entries(p_pose, B, m_loud, ENTRIES, DTYPE)
-                if tl.float64 == DTYPE:  # no room to keep it
-                    b_weight = load_entries(p_weight + o_weight, C, m_weight & (o_n < N), ENTRIES, DTYPE)
                 b_dV, _ = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
@@ -114,11 +111,12 @@ def weight_view_kernel(
                     C,
                     ALL,
                 )
+                if tl.float64 == DTYPE:  # has no room to keep it, as the compiler would if the mask were the same
+                    b_pose = load_entries(p_pose, B, m_loud & (i_p >= 0), ENTRIES, DTYPE)
             else:
-                m_loud = m_child
+                b_pose = load_entries(p_pose, B, m_child, ENTRIES, DTYPE)
                 p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
                 b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
-            b_pose = load_entries(p_pose, B, mask_again(m_loud, m_weight, DTYPE), ENTRIES, DTYPE)
             b_dW = add_transposed_product(b_dW, b_pose, b_dV)
 
     p_block = p_out + i_split.to(tl.int64) * K * B * ENTRIES * C + o_weight
