@@ -28,6 +28,7 @@ class Tile(NamedTuple):
 PARENT = Tile(2, 4, 16, 4)  # one element for each thread, of two images: they share the weight
 CHILD = Tile(1, 8, 16, 2)  # two elements for each thread, of one image: they share what is known of the parents
 GRADIENT = Tile(2, 8, 16, 8)  # one element for each thread: the gradients need twice the registers
+TILES = PARENT, CHILD, GRADIENT
 
 
 class Config(NamedTuple):
@@ -39,17 +40,22 @@ class Config(NamedTuple):
     image_splits: int
 
 
-def choose(P: int, S: int, B: int, C: int, K: int, pairs: int, double: bool) -> Config:
+def choose(P: int, S: int, B: int, C: int, K: int, pairs: int, double: bool, lanes: int = WARP) -> Config:
     """The configuration of a layer: P parent locations with S slots, B child and C parent types, K weight blocks and
-    the number of joined pairs of locations; `double` if it computes in float64, where a thread has one element."""
+    the number of joined pairs of locations; `double` if it computes in float64, on a GPU with `lanes` in a warp."""
     owners = P * blocks(C, PARENT.BC) * blocks(REFERENCE_BATCH, PARENT.BN)
     steps = S * blocks(B, PARENT.BB)
     parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS, MOST_SPLITS))
-    child = CHILD._replace(num_warps=2 * CHILD.num_warps) if double else CHILD
     owners = K * blocks(B, GRADIENT.BB) * blocks(C, GRADIENT.BC)
     image_splits = min(REFERENCE_BATCH // 2, blocks(PROGRAMS, owners))
     pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
-    return Config(PARENT, parent_splits, child, GRADIENT, pair_splits, image_splits)
+    parent, child, gradient = (one_element_each(tile, lanes) for tile in TILES) if double else TILES
+    return Config(parent, parent_splits, child, gradient, pair_splits, image_splits)
+
+
+def one_element_each(tile: Tile, lanes: int) -> Tile:
+    """With as many warps as give every thread one element, and as few, so that it gets all the registers it can."""
+    return tile._replace(num_warps=tile.BN * tile.BB * tile.BC // lanes)
 
 
 def blocks(size: int, block: int) -> int:

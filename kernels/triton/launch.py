@@ -12,6 +12,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tritoncaps.kernels.triton import config
 from tritoncaps.routing_map import Tables
 
+LANES = 64 if torch.version.hip else config.WARP  # of a warp
+
 
 class Pairs(NamedTuple):
     """The joined pairs of a map, in two orders. All are int32."""
@@ -79,7 +81,7 @@ def make_edges(
         groups,
         competition == "local",
         dtype,
-        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64),
+        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64, LANES),
         {"N": N, "L": len(tables.parents_start) - 1, "P": P, "S": S, "B": B, "C": C, "G": len(groups.child)},
     )
 

@@ -83,7 +83,7 @@ def parent_view_kernel(
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     ABOUT_MEAN: tl.constexpr = WEIGHTS != "gradient" and WEIGHTS != "stored gradient"
     STORED: tl.constexpr = p_votes is not None
-    # Float64 has no room to keep all that is per parent: slopes, or else Gaussians, are loaded for every child.
+    # Float64 has no room to keep what is per parent: it is loaded for every child.
     RELOADED: tl.constexpr = tl.float64 == DTYPE and not STORED and WEIGHTS != "uniform"
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(C, BC)
@@ -100,7 +100,7 @@ def parent_view_kernel(
     p_parent_statistics = p_statistics
     if p_statistics is not None:
         p_parent_statistics += o_parent * (2 * H + 4) * C + o_c
-    if WEIGHTS == "gradient" or (WEIGHTS == "assignment" and not RELOADED):
+    if not RELOADED and (WEIGHTS == "gradient" or WEIGHTS == "assignment"):
         b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_parent, C, DTYPE)
     elif STORED and p_statistics is not None:
         b_mean = load_entries(p_parent_statistics + i_h * C, C, m_parent, COUNT, DTYPE)
@@ -144,7 +144,7 @@ def parent_view_kernel(
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
                 b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
-            if WEIGHTS == "assignment" and RELOADED:
+            if RELOADED:
                 b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_child & m_c, C, DTYPE)
             if p_statistics is not None:
                 b_d = subtract_entries(b_d, b_mean)

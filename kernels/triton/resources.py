@@ -69,19 +69,19 @@ class Variant(NamedTuple):
 
 def variants(target: str) -> Iterator[Variant]:
     """Every kernel with every tile that `choose` returns, in float32 on every target; and on some, what differs little
-    from one to another: votes in float64, and inputs in float16, with local competition and half empty tiles, or in
-    bfloat16."""
-    from tritoncaps.kernels.triton import config
+    from one to another: votes in float64, of dynamic routing with the longest vectors, and inputs in float16, with
+    local competition and half empty tiles, or in bfloat16."""
+    from tritoncaps.kernels.triton import config, dynamic_config
 
     chosen = config.choose(16, 9, *SHAPE, 9, 144, double=False)
     yield from _routing_variants(SHAPE, chosen)
     yield from _stored_variants(SHAPE, chosen)
     yield from _parent_variants()
-    yield from _dynamic_variants(double=False)
+    yield from _dynamic_variants(dynamic_config.SIZES, double=False)
     if target in ("sm_90", "gfx942"):
-        double = config.choose(16, 9, *SHAPE, 9, 144, double=True)
+        double = config.choose(16, 9, *SHAPE, 9, 144, double=True, lanes=TARGETS[target][2])
         kernels = (*_routing_variants(SHAPE, double), *_stored_variants(SHAPE, double), *_parent_variants())
-        for variant in (*kernels, *_dynamic_variants(double=True)):
+        for variant in (*kernels, *_dynamic_variants(dynamic_config.SIZES[-1:], double=True)):
             yield variant._replace(dtype="fp64", storage="fp64")
     if target == "sm_80":
         for variant in (*_routing_variants(ODD_SHAPE, chosen, LOCAL=True), *_stored_variants(ODD_SHAPE, chosen)):
@@ -139,11 +139,11 @@ def _parent_variants() -> Iterator[Variant]:
     yield Variant("weight_view", "add_splits_kernel", {"C": 32, "BLOCK": NUMBERS}, (), 4)
 
 
-def _dynamic_variants(double: bool) -> Iterator[Variant]:
+def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
     """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
     from tritoncaps.kernels.triton import dynamic_config, squash
 
-    for E in dynamic_config.SIZES:
+    for E in vectors:
         chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
         sizes = {"B": SHAPE[0], "C": SHAPE[1], "D": 8, "E": E}
         tile, weight_tile = chosen.tile._asdict(), chosen.weight_tile._asdict()
