@@ -293,8 +293,9 @@ def child_gradient_kernel(
     m_child = (o_n < N) & (o_b < B)
     o_child = o_n * L + i_l
     if p_dV is None:
-        b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
         b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
+        if tl.float64 != DTYPE:
+            b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
 
     b_dM = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_da = tl.zeros((BN, BB, BC), DTYPE)
@@ -307,6 +308,9 @@ def child_gradient_kernel(
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
             if p_dV is None:
+                if tl.float64 == DTYPE:  # has no room to keep them, as the compiler would if the mask were the same
+                    m_again = m_child & (i_p + i_c >= 0)
+                    b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_again, B, DTYPE)
                 b_dV, b_RG = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,

@@ -194,8 +194,8 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, B, C, ALL: tl.co
         b_sum = ()
         for h in tl.static_range(ENTRIES):
             b_slope, b_pd = b_left[h], b_right[h]
-            if tl.float64 == DTYPE:  # has no room to keep them, as the compiler would if the mask were the same
-                m_again = m_parent & (i_p >= 0)
+            if tl.float64 == DTYPE:  # has no room to keep them; a mask that depends on R is known no earlier
+                m_again = m_parent & (b_R >= 0)
                 _, b_pd, _, _, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_again, m_again & (t > 0), C)
             b_sum = b_sum + (tl.fma(b_scale, b_pd, tl.fma(b_r, b_slope, b_dV[h])),)
         b_dV = b_sum
