@@ -156,11 +156,13 @@ def parent_view_kernel(
                     b_w *= b_a
             else:
                 b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-                b_w = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum) * b_a
+                b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
+                b_w = b_R * b_a
             if WEIGHTS == "gradient":
-                if RELOADED:
-                    b_A, b_B, b_C = load_slopes(p_parent_slopes, m_child & m_c, C, DTYPE)
-                    b_shift = load_shift(p_parent_slopes, m_child & m_c, C, DTYPE)
+                if RELOADED:  # with a mask that depends on R: no compiler loads them earlier
+                    m_slopes = m_child & m_c & (b_R >= 0)
+                    b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
+                    b_shift = load_shift(p_parent_slopes, m_slopes, C, DTYPE)
                 b_da = tl.load(p_da + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
                 b_w *= weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C) - b_da
             if ABOUT_MEAN:
