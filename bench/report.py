@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import CNN, COMPILED, CONV, FLOOR, OURS, REFERENCE, Row
+from harness import CNN, COMPILED, CONV, FLOOR, OURS, REFERENCE, SHORT, Row
 
 NO_TIME = "no time"
 
@@ -324,7 +324,7 @@ NOTES = {
 
 METHOD = f"""\
 Every case calls its providers in turn, round by round, so that a noisy machine disturbs all alike; "times ours" is how
-many times our own time a provider takes, compared within each round. A call of less than 0.1 s is made
+many times our own time a provider takes, compared within each round. A call of less than {SHORT} s is made
 twice and the second one counts, as in a loop. The roofs, a product of two square matrices
 (sgemm) and a copy, are measured in the same rounds. Every result is compared with the reference in float64 first: it
 may be twice as wrong as plain torch in float32, and {FLOOR} units in the last place more. A provider that is not prints

@@ -105,9 +105,7 @@ def m_step_forward(
     e = _edges(votes, tables, "global")
     statistics = votes.new_empty(statistics_shape(e.images, e.parents, e.parent_types, e.entries))
     given = (array(x) for x in (assignments, activations, beta_u, statistics))
-    plan = Plan()
-    plan.add(_m_step_kernel, e.images * e.parents, e, *given, _limits(variance_floor, votes.dtype))
-    plan.run()
+    run(_m_step_kernel, e.images * e.parents, e, *given, _limits(variance_floor, votes.dtype))
     mean, variance, support, cost = _split(statistics, e)
     logit = inverse_temperature * (beta_a - cost * support / mean_data)
     return mean.clone(memory_format=torch.contiguous_format), variance.clamp(min=variance_floor), logit, statistics
