@@ -87,7 +87,8 @@ def ragged_map(parents, slots, children):
     )
 
 
-# every dimension has every size from 1 to 9: images, child types, parent types, parents, slots, children
+# every dimension has every size from 1 to 9: images, child types, parent types, parents, slots, children; in the last
+# one the types fill their tiles, so that loads have no mask, but the images do not
 SIZES = [
     (1, 9, 1, 1, 9, 2),
     (2, 1, 17, 2, 3, 9),
@@ -105,6 +106,7 @@ SIZES = [
     (1, 1, 1, 1, 8, 2),
     (1, 2, 1, 8, 1, 3),
     (1, 1, 1, 9, 1, 2),
+    (3, 8, 16, 2, 3, 4),
 ]
 
 
@@ -120,7 +122,7 @@ def test_em_routing(guard, sizes):
 
 
 # every one of these, too, from 1 to 9; more than sixteen take a second block
-ENTRIES = (2, 9, 8, 33, 6, 5, 4, 1, 2, 7, 3, 17, 16, 15, 2, 3)
+ENTRIES = (2, 9, 8, 33, 6, 5, 4, 1, 2, 7, 3, 17, 16, 15, 2, 3, 16)
 
 
 @pytest.mark.parametrize(("sizes", "entries"), list(zip(SIZES, ENTRIES, strict=True)), ids=str)

@@ -14,7 +14,9 @@ from tritoncaps.kernels.triton.votes import (
     STATISTICS,
     add_entries,
     assignment,
+    below,
     edge_votes,
+    images_from,
     load_entries,
     load_gaussian,
     load_offset,
@@ -30,14 +32,16 @@ from tritoncaps.kernels.triton.votes import (
 
 
 @triton.jit
-def child_tile(N, B, BN: tl.constexpr, BB: tl.constexpr):
-    """Images, child types and the owner (a location or a group) of a program: images are fastest."""
+def child_tile(N, B: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr):
+    """Images, child types and the owner (a location or a group) of a program, images fastest; the masks of its types,
+    and of its children that exist."""
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(B, BB)
     i_program = tl.program_id(0)
-    o_n = ((i_program % n_images) * BN + tl.arange(0, BN)).to(tl.int64)[:, None, None]
+    o_n, m_n = images_from((i_program % n_images) * BN, N, BN)
     o_b = ((i_program // n_images) % n_types) * BB + tl.arange(0, BB)[None, :, None]
-    return o_n, o_b, i_program // n_images // n_types
+    m_b = below(o_b, B, BB)
+    return o_n, o_b, i_program // n_images // n_types, m_b, m_n & m_b
 
 
 @triton.jit
@@ -50,10 +54,10 @@ def load_group(p_group_child, p_group_start, i_g):
 
 
 @triton.jit
-def load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE: tl.constexpr):
+def load_child(p_poses, p_activations, o_child, o_b, m_b, B, DTYPE: tl.constexpr):
     """The activations and poses of a tile; what a silent child holds instead of a number is zero."""
-    b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-    b_loaded = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_child, ENTRIES, DTYPE)
+    b_a = tl.load(p_activations + o_child * B + o_b, mask=m_b, other=0.0).to(DTYPE)
+    b_loaded = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_b, ENTRIES, DTYPE)
     b_pose = ()
     for h in tl.static_range(ENTRIES):
         m_number = (b_a != 0) | (tl.abs(b_loaded[h]) < float("inf"))
@@ -98,11 +102,10 @@ def log_sum_kernel(
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g = child_tile(N, B, BN, BB)
-    m_child = (o_n < N) & (o_b < B)
+    o_n, o_b, i_g, m_b, m_child = child_tile(N, B, BN, BB)
     i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     if p_votes is None:
-        _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_child, B, DTYPE)
+        _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_b, B, DTYPE)
 
     # every lane keeps a running maximum and a sum of its own parent types
     b_max = tl.full((BN, BB, BC), float("-inf"), DTYPE)
@@ -113,20 +116,19 @@ def log_sum_kernel(
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_parent = (o_n < N) & (o_c < C)
+            m_c = below(o_c, C, BC)
             p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
-            b_l = tl.load(p_parent + 2 * H * C, mask=m_parent, other=float("-inf")).to(DTYPE)
+            b_l = tl.load(p_parent + 2 * H * C, mask=m_c, other=float("-inf")).to(DTYPE)
             for i_h in tl.static_range(0, H, ENTRIES):
-                b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
-                b_precision = load_entries(p_parent + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
+                b_mean = load_entries(p_parent + i_h * C, C, m_c, H - i_h, DTYPE)
+                b_precision = load_entries(p_parent + (H + i_h) * C, C, m_c, H - i_h, DTYPE)
                 if p_votes is None:
                     p_block = p_weight + (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C + o_c
-                    b_weight = load_entries(p_block, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+                    b_weight = load_entries(p_block, C, m_b & m_c, ENTRIES, DTYPE)
                     b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
                 else:
                     p_edge_votes = p_votes + (((o_parent * S + i_s) * B + o_b) * H + i_h) * C + o_c
-                    m_edge = m_child & (o_c < C)
-                    b_votes = edge_votes(None, None, b_offset, p_edge_votes, C, m_edge, H - i_h, DTYPE)
+                    b_votes = edge_votes(None, None, b_offset, p_edge_votes, C, m_b & m_c, H - i_h, DTYPE)
                 b_l = log_likelihood(subtract_entries(b_votes, b_mean), b_precision, b_l)
             b_new_max = tl.maximum(b_max, b_l)
             b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
@@ -175,12 +177,11 @@ def assignment_gradient_kernel(
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g = child_tile(N, B, BN, BB)
-    m_child = (o_n < N) & (o_b < B)
+    o_n, o_b, i_g, m_b, m_child = child_tile(N, B, BN, BB)
     i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     o_group = (o_n * G + i_g) * B + o_b
-    _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_child, B, DTYPE)
-    b_log_sum = tl.load(p_log_sum + o_group, mask=m_child, other=0.0)
+    _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_b, B, DTYPE)
+    b_log_sum = tl.load(p_log_sum + o_group, mask=m_b, other=0.0)
 
     b_da = tl.zeros((BN, BB, BC), DTYPE)
     for i_pair in range(i_begin, i_end):
@@ -190,16 +191,16 @@ def assignment_gradient_kernel(
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_parent = (o_n < N) & (o_c < C)
-            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+            m_c = below(o_c, C, BC)
+            b_weight = load_entries(p_weight + o_weight + o_c, C, m_b & m_c, ENTRIES, DTYPE)
             b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
             p_parent = p_statistics + o_parent * STATISTICS * C + o_c
-            b_mean, b_precision, b_constant = load_gaussian(p_parent, m_parent, C, DTYPE)
+            b_mean, b_precision, b_constant = load_gaussian(p_parent, m_c, C, DTYPE)
             b_d = subtract_entries(b_votes, b_mean)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
             p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
-            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_parent, C, DTYPE)
-            b_shift = load_shift(p_parent_slopes, m_parent, C, DTYPE)
+            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_c, C, DTYPE)
+            b_shift = load_shift(p_parent_slopes, m_c, C, DTYPE)
             b_da += b_R * weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C)
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
@@ -231,8 +232,7 @@ def edge_product_kernel(
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g = child_tile(N, B, BN, BB)
-    m_child = (o_n < N) & (o_b < B)
+    o_n, o_b, i_g, m_b, m_child = child_tile(N, B, BN, BB)
     _, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     b_sum = tl.zeros((BN, BB, BC), DTYPE)
     for i_pair in range(i_begin, i_end):
@@ -240,8 +240,9 @@ def edge_product_kernel(
         o_edge = ((o_parent * S + tl.load(p_pair_slot + i_pair)) * B + o_b) * C
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
-            b_left = tl.load(p_left + o_edge + o_c, mask=m_child & (o_c < C), other=0.0).to(DTYPE)
-            b_right = tl.load(p_right + o_edge + o_c, mask=m_child & (o_c < C), other=0.0).to(DTYPE)
+            m_edge = m_b & below(o_c, C, BC)
+            b_left = tl.load(p_left + o_edge + o_c, mask=m_edge, other=0.0).to(DTYPE)
+            b_right = tl.load(p_right + o_edge + o_c, mask=m_edge, other=0.0).to(DTYPE)
             b_sum = tl.fma(b_left, b_right, b_sum)
     tl.store(p_out + (o_n * G + i_g) * B + o_b, tl.sum(b_sum, axis=2, keep_dims=True), mask=m_child)
 
@@ -289,13 +290,12 @@ def child_gradient_kernel(
     Program (image block, child type block, child location) writes its children's gradients.
     """
     DTYPE: tl.constexpr = p_grad_poses.dtype.element_ty
-    o_n, o_b, i_l = child_tile(N, B, BN, BB)
-    m_child = (o_n < N) & (o_b < B)
+    o_n, o_b, i_l, m_b, m_child = child_tile(N, B, BN, BB)
     o_child = o_n * L + i_l
     if p_dV is None:
         b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
         if tl.float64 != DTYPE:
-            b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_child, B, DTYPE)
+            b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_b, B, DTYPE)
 
     b_dM = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
     b_da = tl.zeros((BN, BB, BC), DTYPE)
@@ -306,10 +306,11 @@ def child_gradient_kernel(
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
         for i_c in range(0, C, BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
-            b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+            m_c = below(o_c, C, BC)
+            b_weight = load_entries(p_weight + o_weight + o_c, C, m_b & m_c, ENTRIES, DTYPE)
             if p_dV is None:
                 if tl.float64 == DTYPE:  # has no room to keep them, as the compiler would if the mask were the same
-                    m_again = m_child & (i_p + i_c >= 0)
+                    m_again = m_b & (i_p + i_c >= 0)
                     b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_again, B, DTYPE)
                 b_dV, b_RG = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
@@ -317,6 +318,7 @@ def child_gradient_kernel(
                     b_share,
                     (p_statistics, p_slopes, p_log_sums, p_da),
                     (o_n, o_b, o_c, i_p, i_p * S + i_s if LOCAL else i_l),
+                    (m_b, m_c),
                     (N, P, G, T),
                     B,
                     C,
@@ -325,7 +327,7 @@ def child_gradient_kernel(
                 b_da += b_RG
             else:
                 p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
-                b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
+                b_dV = load_entries(p_edge, C, m_b & m_c, ENTRIES, DTYPE)
             b_dM = add_product_transposed(b_dM, b_dV, b_weight)
     for h in tl.static_range(ENTRIES):
         b_grad = tl.sum(b_dM[h], axis=2, keep_dims=True)

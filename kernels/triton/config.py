@@ -10,10 +10,12 @@ from typing import NamedTuple
 WARP = 32
 REFERENCE_BATCH = 16  # at which the splits fill
 PROGRAMS = 256  # a large GPU
+WEIGHT_PROGRAMS = 1024  # of the weight view: a multiprocessor holds one at a time, and a last round leaves some idle
 FEWEST_STEPS = 2  # of a split's loop
 MOST_SPLITS = 16  # so that the partial sums stay small beside the votes that nobody stores
 PARENTS, PARENT_WARPS = 32, 8  # of a program of parents.py
-NUMBERS = 256  # of a program that adds up splits of the weight's gradient
+ADDED_SPLITS, NUMBERS = 16, 64  # of the weight's gradient, that a program adds up at a time
+REGISTERS = 255  # that a thread may use: told nothing, NVIDIA's compiler may spill a few to run more programs at once
 
 
 class Tile(NamedTuple):
@@ -47,8 +49,8 @@ def choose(P: int, S: int, B: int, C: int, K: int, pairs: int, double: bool, lan
     steps = S * blocks(B, PARENT.BB)
     parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS, MOST_SPLITS))
     owners = K * blocks(B, GRADIENT.BB) * blocks(C, GRADIENT.BC)
-    image_splits = min(REFERENCE_BATCH // 2, blocks(PROGRAMS, owners))
-    pair_splits = max(1, min(blocks(PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
+    image_splits = min(REFERENCE_BATCH // 2, blocks(WEIGHT_PROGRAMS, owners))
+    pair_splits = max(1, min(blocks(WEIGHT_PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
     parent, child, gradient = (one_element_each(tile, lanes) for tile in TILES) if double else TILES
     return Config(parent, parent_splits, child, gradient, pair_splits, image_splits)
 

@@ -16,7 +16,6 @@ ENTRIES = 4  # of a thread, for all its images: a row of a matrix is loaded by t
 IMAGES, WEIGHT_IMAGES = 4, 2  # the weight view sums as many tiles as ROWS
 ROWS = 8  # of a matrix whose gradient a program sums
 NUMBERS = 32  # of a child whose gradient a program sums
-REGISTERS = 255  # that a thread may use: otherwise NVIDIA's compiler spills a few to run more programs at once
 
 
 class Tile(NamedTuple):

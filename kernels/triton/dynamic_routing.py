@@ -11,7 +11,7 @@ from tritoncaps.kernels.dynamic_routing import Gradients, Options
 from tritoncaps.kernels.triton import dynamic_config as config
 from tritoncaps.kernels.triton import dynamic_views as views
 from tritoncaps.kernels.triton.config import blocks
-from tritoncaps.kernels.triton.launch import Groups, Pairs, groups_of, pairs_of
+from tritoncaps.kernels.triton.launch import ALL_REGISTERS, Groups, Pairs, groups_of, pairs_of
 from tritoncaps.kernels.triton.squash import launch_squash, launch_squash_gradient
 from tritoncaps.routing_map import Tables
 
@@ -212,5 +212,4 @@ def _launch(kernel: Any, programs: int, e: VectorEdges, tile: config.Tile, **arg
         return
     known = {"p_poses": e.poses, "p_weight": e.weight, "p_priors": e.priors, **e.sizes}
     known = {name: value for name, value in known.items() if name in kernel.arg_names}
-    limits = {} if torch.version.hip else {"maxnreg": config.REGISTERS}
-    kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **limits)
+    kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **ALL_REGISTERS)

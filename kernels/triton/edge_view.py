@@ -12,6 +12,7 @@ from tritoncaps.kernels.triton.costs import launch_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
     assignment,
+    below,
     edge_votes,
     load_entries,
     load_offset,
@@ -22,11 +23,12 @@ from tritoncaps.kernels.triton.votes import (
 
 
 @triton.jit
-def edge_tile(p_children, N, S, B, BN: tl.constexpr, BB: tl.constexpr):
-    """Images, child types, pair p * S + s and child location of a program; the mask of children that exist."""
-    o_n, o_b, i_pair = child_tile(N, B, BN, BB)
+def edge_tile(p_children, N, B: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr):
+    """Images, child types, pair p * S + s and child location of a program; the masks of its children, in which there
+    are none in a missing slot, and of what it writes."""
+    o_n, o_b, i_pair, m_b, m_out = child_tile(N, B, BN, BB)
     i_l = tl.load(p_children + i_pair)
-    return o_n, o_b, i_pair, tl.maximum(i_l, 0), (o_n < N) & (o_b < B) & (i_l >= 0)
+    return o_n, o_b, i_pair, tl.maximum(i_l, 0), m_b & (i_l >= 0), m_out
 
 
 @triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S"])
@@ -53,17 +55,17 @@ def pose_votes_kernel(
 
     Program (image block, child type block, pair) writes the pair's votes.
     """
-    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
-    m_out = (o_n < N) & (o_b < B)
+    o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
     o_weight = (tl.load(p_weight_of + i_pair % S).to(tl.int64) * B + o_b) * ENTRIES * C
     b_pose = load_entries(p_poses + (o_n * L + i_l) * ENTRIES * B + o_b, B, m_child, ENTRIES, DTYPE)
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
-        b_weight = load_entries(p_weight + o_weight + o_c, C, (o_b < B) & (o_c < C), ENTRIES, DTYPE)
+        m_c = below(o_c, C, BC)
+        b_weight = load_entries(p_weight + o_weight + o_c, C, m_child & m_c, ENTRIES, DTYPE)
         b_votes = edge_votes(b_pose, b_weight, (), None, C, None, ENTRIES, DTYPE)
         for h in tl.static_range(ENTRIES):
-            tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_out & (o_c < C))
+            tl.store(p_out + o_edge + h * C + o_c, b_votes[h], mask=m_out & m_c)
 
 
 @triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "P", "S"])
@@ -87,19 +89,18 @@ def coordinate_addition_kernel(
 
     Program (image block, child type block, pair) writes the pair's votes.
     """
-    o_n, o_b, i_pair = child_tile(N, B, BN, BB)
-    m_child = (o_n < N) & (o_b < B)
+    o_n, o_b, i_pair, m_b, m_out = child_tile(N, B, BN, BB)
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
     b_offset = load_offset(p_offset, i_pair % S, DTYPE)
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
-        m_edge = m_child & (o_c < C)
-        b_votes = load_entries(p_votes + o_edge + o_c, C, m_edge, ENTRIES, DTYPE)
+        m_c = below(o_c, C, BC)
+        b_votes = load_entries(p_votes + o_edge + o_c, C, m_b & m_c, ENTRIES, DTYPE)
         for h in tl.static_range(ENTRIES):
             b_vote = b_votes[h]
             if h % 4 == 3:
                 b_vote += b_offset[h // 4]
-            tl.store(p_out + o_edge + h * C + o_c, b_vote, mask=m_edge)
+            tl.store(p_out + o_edge + h * C + o_c, b_vote, mask=m_out & m_c)
 
 
 @triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "P", "S", "G"])
@@ -129,26 +130,25 @@ def assignment_kernel(
 
     Program (image block, child type block, pair) writes the pair's assignments.
     """
-    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
-    m_out = (o_n < N) & (o_b < B)
+    o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = (o_n * P * S + i_pair) * B + o_b
     o_parent = o_n * P + i_pair // S
     o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
     b_log_sum = tl.load(p_log_sum + o_group, mask=m_child, other=0.0)
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
-        m_parent = (o_n < N) & (o_c < C)
+        m_c = below(o_c, C, BC)
         p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
-        b_l = tl.load(p_parent + 2 * H * C, mask=m_parent, other=0.0)
+        b_l = tl.load(p_parent + 2 * H * C, mask=m_c, other=0.0)
         for i_h in tl.static_range(0, H, ENTRIES):
-            b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
-            b_precision = load_entries(p_parent + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
+            b_mean = load_entries(p_parent + i_h * C, C, m_c, H - i_h, DTYPE)
+            b_precision = load_entries(p_parent + (H + i_h) * C, C, m_c, H - i_h, DTYPE)
             p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
-            b_votes = load_entries(p_edge_votes, C, m_child & (o_c < C), H - i_h, DTYPE)
+            b_votes = load_entries(p_edge_votes, C, m_child & m_c, H - i_h, DTYPE)
             b_d = subtract_entries(b_votes, b_mean)
             b_l = log_likelihood(b_d, b_precision, b_l)
         b_R = tl.where(m_child, assignment(b_l, b_log_sum), 0.0)
-        tl.store(p_out + o_edge * C + o_c, b_R, mask=m_out & (o_c < C))
+        tl.store(p_out + o_edge * C + o_c, b_R, mask=m_out & m_c)
 
 
 @triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S"])
@@ -182,32 +182,31 @@ def m_step_gradient_kernel(
 
     Program (image block, child type block, pair) writes the pair's gradients.
     """
-    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
-    m_out = (o_n < N) & (o_b < B)
+    o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = (o_n * P * S + i_pair) * B + o_b
     o_parent = o_n * P + i_pair // S
     b_a = tl.load(p_activations + (o_n * L + i_l) * B + o_b, mask=m_child, other=0.0).to(DTYPE)
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
-        m_parent = (o_n < N) & (o_c < C)
-        m_edge = m_child & (o_c < C)
+        m_c = below(o_c, C, BC)
+        m_edge = m_child & m_c
         b_r = b_a * tl.load(p_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
         p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
         p_parent_slopes = p_slopes + o_parent * (3 * H + 3) * C + o_c
-        b_G = tl.load(p_parent_slopes + 3 * H * C, mask=m_parent, other=0.0)
+        b_G = tl.load(p_parent_slopes + 3 * H * C, mask=m_c, other=0.0)
         for i_h in tl.static_range(0, H, ENTRIES):
-            b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
-            b_B = load_entries(p_parent_slopes + i_h * C, C, m_parent, H - i_h, DTYPE)
-            b_C = load_entries(p_parent_slopes + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
+            b_mean = load_entries(p_parent + i_h * C, C, m_c, H - i_h, DTYPE)
+            b_B = load_entries(p_parent_slopes + i_h * C, C, m_c, H - i_h, DTYPE)
+            b_C = load_entries(p_parent_slopes + (H + i_h) * C, C, m_c, H - i_h, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
             b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             b_G = weight_slope(b_d, b_G, b_B, b_C)
             for h in tl.static_range(len(b_d)):
                 b_dV = b_r * tl.fma(2 * b_C[h], b_d[h], b_B[h])
-                tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & (o_c < C))
+                tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & m_c)
         b_G = tl.where(m_child, b_G, 0.0)
-        tl.store(p_slope + o_edge * C + o_c, b_G, mask=m_out & (o_c < C))
-        tl.store(p_grad_assignments + o_edge * C + o_c, b_a * b_G, mask=m_out & (o_c < C))
+        tl.store(p_slope + o_edge * C + o_c, b_G, mask=m_out & m_c)
+        tl.store(p_grad_assignments + o_edge * C + o_c, b_a * b_G, mask=m_out & m_c)
 
 
 @triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "P", "S", "G"])
@@ -240,26 +239,25 @@ def e_step_gradient_kernel(
 
     Program (image block, child type block, pair) writes the pair's gradients.
     """
-    o_n, o_b, i_pair, i_l, m_child = edge_tile(p_children, N, S, B, BN, BB)
-    m_out = (o_n < N) & (o_b < B)
+    o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = (o_n * P * S + i_pair) * B + o_b
     o_parent = o_n * P + i_pair // S
     o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
     b_dot = tl.load(p_dot + o_group, mask=m_child, other=0.0)
     for i_c in range(0, C, BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
-        m_parent = (o_n < N) & (o_c < C)
-        m_edge = m_child & (o_c < C)
+        m_c = below(o_c, C, BC)
+        m_edge = m_child & m_c
         b_R = tl.load(p_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
         b_dR = tl.load(p_grad_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
         b_dl = b_R * (b_dR - b_dot)
-        tl.store(p_dl + o_edge * C + o_c, b_dl, mask=m_out & (o_c < C))
+        tl.store(p_dl + o_edge * C + o_c, b_dl, mask=m_out & m_c)
         p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
         for i_h in tl.static_range(0, H, ENTRIES):
-            b_mean = load_entries(p_parent + i_h * C, C, m_parent, H - i_h, DTYPE)
-            b_precision = load_entries(p_parent + (H + i_h) * C, C, m_parent, H - i_h, DTYPE)
+            b_mean = load_entries(p_parent + i_h * C, C, m_c, H - i_h, DTYPE)
+            b_precision = load_entries(p_parent + (H + i_h) * C, C, m_c, H - i_h, DTYPE)
             o_vote = (o_edge * H + i_h) * C + o_c
             b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             for h in tl.static_range(len(b_d)):
                 b_dV = -2 * b_dl * b_precision[h] * b_d[h]
-                tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & (o_c < C))
+                tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & m_c)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tritoncaps.kernels.em_routing import Fit, History
 from tritoncaps.kernels.triton import child_view, parents, weight_view
-from tritoncaps.kernels.triton.config import NUMBERS, blocks
-from tritoncaps.kernels.triton.launch import Edges, arithmetic, launch, make_edges
+from tritoncaps.kernels.triton.config import ADDED_SPLITS, NUMBERS, blocks
+from tritoncaps.kernels.triton.launch import ALL_REGISTERS, Edges, arithmetic, launch, make_edges
 from tritoncaps.kernels.triton.parent_view import parent_view_kernel
 from tritoncaps.routing_map import Tables
 
@@ -208,6 +208,7 @@ def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
     )
     out = edges.empty(K, B, C, 4, 4)
     if out.numel():
+        options = {"BLOCK_SPLITS": ADDED_SPLITS, "BLOCK": NUMBERS, **ALL_REGISTERS}
         grid = (blocks(out.numel(), NUMBERS),)
-        weight_view.add_splits_kernel[grid](partial, out, out.numel(), len(partial), C=C, BLOCK=NUMBERS)
+        weight_view.add_splits_kernel[grid](partial, out, out.numel(), len(partial), C=C, **options)
     return out

@@ -13,6 +13,7 @@ from tritoncaps.kernels.triton import config
 from tritoncaps.routing_map import Tables
 
 LANES = 64 if torch.version.hip else config.WARP  # of a warp
+ALL_REGISTERS = {} if torch.version.hip else {"maxnreg": config.REGISTERS}  # an option of launches
 
 
 class Pairs(NamedTuple):
@@ -105,7 +106,7 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
         **{"p_parents_start": tables.parents_start, "LOCAL": edges.local, **edges.sizes},
     }
     known = {name: value for name, value in known.items() if name in kernel.arg_names}
-    kernel[(programs,)](**{**known, **arguments}, **tile._asdict())
+    kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **ALL_REGISTERS)
 
 
 _made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -12,7 +12,9 @@ from tritoncaps.kernels.triton.votes import (
     SLOPES,
     add_entries,
     assignment,
+    below,
     edge_votes,
+    images_from,
     load_entries,
     load_gaussian,
     load_offset,
@@ -91,24 +93,22 @@ def parent_view_kernel(
     i_rest = i_program // n_images
     i_p = (i_rest // n_types) % P
     i_split = i_rest // n_types // P
-    o_n = ((i_program % n_images) * BN + tl.arange(0, BN)).to(tl.int64)[:, None, None]
+    o_n, m_n = images_from((i_program % n_images) * BN, N, BN)
     o_c = (i_rest % n_types) * BC + tl.arange(0, BC)[None, None, :]
-    m_n = o_n < N
-    m_c = o_c < C
-    m_parent = m_n & m_c
+    m_c = below(o_c, C, BC)
     o_parent = o_n * P + i_p
     p_parent_statistics = p_statistics
     if p_statistics is not None:
         p_parent_statistics += o_parent * (2 * H + 4) * C + o_c
     if not RELOADED and (WEIGHTS == "gradient" or WEIGHTS == "assignment"):
-        b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_parent, C, DTYPE)
+        b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_c, C, DTYPE)
     elif STORED and p_statistics is not None:
-        b_mean = load_entries(p_parent_statistics + i_h * C, C, m_parent, COUNT, DTYPE)
+        b_mean = load_entries(p_parent_statistics + i_h * C, C, m_c, COUNT, DTYPE)
     if WEIGHTS == "gradient":
         p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
         if not RELOADED:
-            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_parent, C, DTYPE)
-            b_shift = load_shift(p_parent_slopes, m_parent, C, DTYPE)
+            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_c, C, DTYPE)
+            b_shift = load_shift(p_parent_slopes, m_c, C, DTYPE)
 
     b_first = zero_entries(BN, BB, BC, COUNT, DTYPE)
     b_second = zero_entries(BN, BB, BC, COUNT, DTYPE)
@@ -131,39 +131,39 @@ def parent_view_kernel(
             b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
         for i_b in range(i_first * BB, i_last * BB, BB):
             o_b = i_b + tl.arange(0, BB)[None, :, None]
-            m_child = m_n & (o_b < B)
-            m_loud = m_child
+            m_b = below(o_b, B, BB)
+            m_loud = m_b
             if WEIGHTS != "stored gradient":
-                b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-                m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
+                b_a = tl.load(p_activations + o_child * B + o_b, mask=m_b, other=0.0).to(DTYPE)
+                m_loud = m_b & (b_a != 0)  # a silent child may hold inf or nan
             o_edge = (o_parent * S + i_s) * B + o_b
             if not STORED:
                 b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, ENTRIES, DTYPE)
-                b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, (o_b < B) & m_c, ENTRIES, DTYPE)
+                b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, m_b & m_c, ENTRIES, DTYPE)
                 b_d = edge_votes(b_pose, b_weight, b_offset, None, C, None, COUNT, DTYPE)
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
                 b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
             if RELOADED:
-                b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_child & m_c, C, DTYPE)
+                b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_b & m_c, C, DTYPE)
             if p_statistics is not None:
                 b_d = subtract_entries(b_d, b_mean)
             if WEIGHTS == "uniform":
                 b_w = b_share * b_a
             elif STORED:
-                b_w = tl.load(p_weights + o_edge * C + o_c, mask=m_child & m_c, other=0.0).to(DTYPE)
+                b_w = tl.load(p_weights + o_edge * C + o_c, mask=m_b & m_c, other=0.0).to(DTYPE)
                 if WEIGHTS == "stored assignment":
                     b_w *= b_a
             else:
-                b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
+                b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_b, other=0.0).to(DTYPE)
                 b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
                 b_w = b_R * b_a
             if WEIGHTS == "gradient":
                 if RELOADED:  # with a mask that depends on R: no compiler loads them earlier
-                    m_slopes = m_child & m_c & (b_R >= 0)
+                    m_slopes = m_b & m_c & (b_R >= 0)
                     b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
                     b_shift = load_shift(p_parent_slopes, m_slopes, C, DTYPE)
-                b_da = tl.load(p_da + o_group * B + o_b, mask=m_child, other=0.0).to(DTYPE)
+                b_da = tl.load(p_da + o_group * B + o_b, mask=m_b, other=0.0).to(DTYPE)
                 b_w *= weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C) - b_da
             if ABOUT_MEAN:
                 b_first, b_second, b_total = add_about_mean(b_first, b_second, b_total, b_w, b_d)
@@ -181,9 +181,9 @@ def parent_view_kernel(
             b_m = tl.sum(b_share * b_f, axis=1, keep_dims=True)
             b_s += b_total * (b_f - b_m) * (b_f - b_m)
             b_f *= b_share
-        tl.store(p_moments + h * C, tl.sum(b_f, axis=1, keep_dims=True), mask=m_parent)
-        tl.store(p_moments + (H + h) * C, tl.sum(b_s, axis=1, keep_dims=True), mask=m_parent)
-    tl.store(p_moments + (2 * H - i_h) * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_parent)
+        tl.store(p_moments + h * C, tl.sum(b_f, axis=1, keep_dims=True), mask=m_n & m_c)
+        tl.store(p_moments + (H + h) * C, tl.sum(b_s, axis=1, keep_dims=True), mask=m_n & m_c)
+    tl.store(p_moments + (2 * H - i_h) * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_n & m_c)
 
 
 @triton.jit

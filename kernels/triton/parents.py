@@ -24,6 +24,7 @@ from torch import Tensor
 from tritoncaps.kernels.em_routing import Fit
 from tritoncaps.kernels.triton.config import PARENT_WARPS, PARENTS, blocks
 from tritoncaps.kernels.triton.costs import parent_metadata
+from tritoncaps.kernels.triton.launch import ALL_REGISTERS
 from tritoncaps.kernels.triton.votes import ENTRIES
 from tritoncaps.reference import least_support
 
@@ -291,8 +292,9 @@ def outputs(statistics: Tensor) -> tuple[Tensor, Tensor]:
     N, P, _, C = statistics.shape
     poses, activations = statistics.new_empty(N, P, entries_of(statistics), C), statistics.new_empty(N, P, C)
     if activations.numel():
-        programs = blocks(activations.numel(), PARENTS)
-        outputs_kernel[(programs,)](statistics, poses, activations, N * P, C=C, BLOCK=PARENTS, num_warps=PARENT_WARPS)
+        options = {"BLOCK": PARENTS, "num_warps": PARENT_WARPS, **ALL_REGISTERS}
+        grid = (blocks(activations.numel(), PARENTS),)
+        outputs_kernel[grid](statistics, poses, activations, N * P, C=C, **options)
     return poses, activations
 
 
@@ -317,4 +319,5 @@ def _launch(kernel: Any, fit: Fit, entries: int, **arguments: Any) -> None:
             LEAST_SUPPORT=least_support(out.dtype),
             BLOCK=PARENTS,
             num_warps=PARENT_WARPS,
+            **ALL_REGISTERS,
         )

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tritoncaps.kernels.triton import config, dynamic_config
+
 BUDGET = Path(__file__).with_name("resources.json")
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -68,21 +70,14 @@ class Variant(NamedTuple):
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel with every tile that `choose` returns, in float32 on every target; and on some, what differs little
-    from one to another: votes in float64, of dynamic routing with the longest vectors, and inputs in float16, with
-    local competition and half empty tiles, or in bfloat16."""
-    from tritoncaps.kernels.triton import config, dynamic_config
-
-    chosen = config.choose(16, 9, *SHAPE, 9, 144, double=False)
-    yield from _routing_variants(SHAPE, chosen)
-    yield from _stored_variants(SHAPE, chosen)
-    yield from _parent_variants()
-    yield from _dynamic_variants(dynamic_config.SIZES, double=False)
-    if target in ("sm_90", "gfx942"):
-        double = config.choose(16, 9, *SHAPE, 9, 144, double=True, lanes=TARGETS[target][2])
-        kernels = (*_routing_variants(SHAPE, double), *_stored_variants(SHAPE, double), *_parent_variants())
-        for variant in (*kernels, *_dynamic_variants(dynamic_config.SIZES[-1:], double=True)):
-            yield variant._replace(dtype="fp64", storage="fp64")
+    """Every kernel with every tile that `choose` returns, in float32 and float64; and on one target each, what differs
+    little from one to another: inputs in float16, with local competition and half empty tiles, and in bfloat16."""
+    lanes = TARGETS[target][2]
+    chosen, double = (config.choose(16, 9, *SHAPE, 9, 144, is_double, lanes) for is_double in (False, True))
+    for tiles, dtype in ((chosen, "fp32"), (double, "fp64")):
+        kernels = (*_routing_variants(SHAPE, tiles), *_stored_variants(SHAPE, tiles), *_parent_variants())
+        for variant in (*kernels, *_dynamic_variants(dynamic_config.SIZES, dtype == "fp64")):
+            yield variant._replace(dtype=dtype, storage=dtype)
     if target == "sm_80":
         for variant in (*_routing_variants(ODD_SHAPE, chosen, LOCAL=True), *_stored_variants(ODD_SHAPE, chosen)):
             yield variant._replace(storage="fp16")
@@ -128,20 +123,21 @@ def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
 
 def _parent_variants() -> Iterator[Variant]:
     """What is per parent, and the sum of the weight's splits."""
-    from tritoncaps.kernels.triton.config import NUMBERS, PARENT_WARPS, PARENTS
-
-    options = {"H": 16, "C": 32, "LEAST_SUPPORT": 1e-34, "BLOCK": PARENTS}
+    options = {"H": 16, "C": 32, "LEAST_SUPPORT": 1e-34, "BLOCK": config.PARENTS}
     given = ("p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
-    yield Variant("parents", "fit_kernel", options, (), PARENT_WARPS)
-    yield Variant("parents", "slopes_kernel", options, given, PARENT_WARPS)
-    yield Variant("parents", "slopes_kernel", options, ("p_moments", "p_grad_variance", "p_grad_logit"), PARENT_WARPS)
-    yield Variant("parents", "outputs_kernel", options, (), PARENT_WARPS)
-    yield Variant("weight_view", "add_splits_kernel", {"C": 32, "BLOCK": NUMBERS}, (), 4)
+    yield Variant("parents", "fit_kernel", options, (), config.PARENT_WARPS)
+    yield Variant("parents", "slopes_kernel", options, given, config.PARENT_WARPS)
+    yield Variant(
+        "parents", "slopes_kernel", options, ("p_moments", "p_grad_variance", "p_grad_logit"), config.PARENT_WARPS
+    )
+    yield Variant("parents", "outputs_kernel", options, (), config.PARENT_WARPS)
+    options = {"C": 32, "BLOCK_SPLITS": config.ADDED_SPLITS, "BLOCK": config.NUMBERS}
+    yield Variant("weight_view", "add_splits_kernel", options, (), 4)
 
 
 def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
     """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
-    from tritoncaps.kernels.triton import dynamic_config, squash
+    from tritoncaps.kernels.triton import squash
 
     for E in vectors:
         chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
@@ -168,11 +164,8 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from tritoncaps.kernels.triton.dynamic_config import REGISTERS
-
-    options = {"num_warps": variant.num_warps}
-    if variant.module == "dynamic_views" and not target.startswith("gfx"):
-        options["maxnreg"] = REGISTERS
+    limits = {} if target.startswith("gfx") else {"maxnreg": config.REGISTERS}
+    options = {"num_warps": variant.num_warps, **limits}
     compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
     contiguous = 0 if variant.module == "parents" else -1  # axis of a tile

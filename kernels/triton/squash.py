@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tritoncaps.kernels.triton.launch import ALL_REGISTERS
+
 NUMBERS = 1024  # of a program
 
 
@@ -111,7 +113,7 @@ def launch_squash(
     rows = parts[0].numel() // sizes["E"]
     if rows:
         grid = (triton.cdiv(rows, sizes["BM"]),)
-        squash_kernel[grid](parts, before, sums, out, agreed, rows, len(parts), **sizes, num_warps=4)
+        squash_kernel[grid](parts, before, sums, out, agreed, rows, len(parts), **sizes, num_warps=4, **ALL_REGISTERS)
 
 
 def launch_squash_gradient(
@@ -122,7 +124,7 @@ def launch_squash_gradient(
     rows, splits = s.numel() // sizes["E"], 0 if parts is None else len(parts)
     if rows:
         grid = (triton.cdiv(rows, sizes["BM"]),)
-        squash_gradient_kernel[grid](s, grad, parts, total, out, rows, splits, **sizes, num_warps=4)
+        squash_gradient_kernel[grid](s, grad, parts, total, out, rows, splits, **sizes, num_warps=4, **ALL_REGISTERS)
 
 
 def squash(vectors: Tensor) -> Tensor:

@@ -17,6 +17,23 @@ SLOPES = tl.constexpr(51)
 
 
 @triton.jit
+def images_from(i_n, N, BN: tl.constexpr):
+    """A tile's images [BN, 1, 1], and which of them exist. Behind the last one, it stands again: so loads need no mask,
+    and only what is stored or summed over images does."""
+    o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
+    return tl.minimum(o_n, N - 1), o_n < N
+
+
+@triton.jit
+def below(o_types, TYPES: tl.constexpr, BLOCK: tl.constexpr):
+    """o_types < TYPES; a constant where blocks fill the types, so that loads need no mask."""
+    m_types = o_types < TYPES
+    if TYPES % BLOCK == 0:
+        m_types = tl.full((1, 1, 1), True, tl.int1)
+    return m_types
+
+
+@triton.jit
 def load_entries(p_entry, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
     """COUNT tiles, at most sixteen, one for each pose entry; the next entry is `step` further."""
     b_entries = ()
@@ -143,7 +160,7 @@ def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, DTYPE: tl.conste
 
 
 @triton.jit
-def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, B, C, ALL: tl.constexpr):
+def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL: tl.constexpr):
     """dL/dV of a tile in sixteen tiles, and R G: sums over all T iterations, or of the last one if not ALL.
 
     dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift. dl = 0 in the first iteration, where R is
@@ -151,14 +168,16 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, B, C, ALL: tl.co
 
     pointers  p_statistics [T, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]
     tile      images, child types, parent types, parent location and group of the votes
-    sizes     N, P, G, T
+    masks     of child types and parent types
+    sizes     N, P, G, T, with T > 1 if not ALL
     """
     p_statistics, p_slopes, p_log_sums, p_da = pointers
     o_n, o_b, o_c, i_p, i_g = tile
+    m_b, m_c = masks
     N, P, G, T = sizes
     DTYPE: tl.constexpr = b_votes[0].dtype
-    m_parent = (o_n < N) & (o_c < C)
-    m_child = (o_n < N) & (o_b < B)
+    if tl.float64 == DTYPE:  # has no room to keep terms, as the compiler would if their mask were a constant
+        m_c = m_c & (o_n >= 0)
     o_parent = o_n * P + i_p
     o_child = (o_n * G + i_g) * B + o_b
     n_parents = N.to(tl.int64) * P
@@ -167,49 +186,70 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, B, C, ALL: tl.co
     p_slopes += o_parent * SLOPES * C + o_c
     b_RG = tl.zeros_like(b_votes[0])
     b_dV = (b_RG,) * ENTRIES
-    for t in range(0 if ALL else T - 1, T):
-        m_soft = m_parent & (t > 0)  # in the first iteration R is uniform, and e = V - mean
-        i_before = tl.maximum(t - 1, 0)
-        p_before = p_statistics + i_before * n_parents * STATISTICS * C
+    if ALL:
+        b_dV, b_RG = first_vote_gradient(b_votes, b_share * b_a, b_share, p_statistics, p_slopes, m_c, C)
+    for t in range(1 if ALL else T - 1, T):
+        p_before = p_statistics + (t - 1) * n_parents * STATISTICS * C
         p_now = p_slopes + t * n_parents * SLOPES * C
-        b_constant = tl.load(p_before + 2 * ENTRIES * C, mask=m_soft, other=0.0).to(DTYPE)
-        b_log_sum = tl.load(p_log_sums + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
-        b_G = tl.load(p_now + 3 * ENTRIES * C, mask=m_parent, other=0.0).to(DTYPE)
+        o_before = (t - 1) * n_children + o_child
+        b_constant = tl.load(p_before + 2 * ENTRIES * C, mask=m_c, other=0.0).to(DTYPE)
+        b_log_sum = tl.load(p_log_sums + o_before, mask=m_b, other=0.0).to(DTYPE)
+        b_G = tl.load(p_now + 3 * ENTRIES * C, mask=m_c, other=0.0).to(DTYPE)
         b_distance = tl.zeros_like(b_RG)
         b_left = ()
         b_right = ()
         for h in tl.static_range(ENTRIES):  # as log_likelihood and weight_slope have them
-            b_d, b_pd, b_e, b_half, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_parent, m_soft, C)
+            b_d, b_pd, b_e, b_half, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_c, C)
             b_distance = tl.fma(b_pd, b_d, b_distance)
             b_G = tl.fma(b_half, b_e, b_G)
             b_left = b_left + (b_slope,)
             b_right = b_right + (b_pd,)
-        b_R = tl.where(t > 0, assignment(b_constant - b_distance, b_log_sum), b_share)
+        b_R = assignment(b_constant - b_distance, b_log_sum)
         b_RG += b_R * b_G
         b_r = b_R * b_a
         b_scale = tl.zeros_like(b_r)
         if ALL:
-            b_da = tl.load(p_da + i_before * n_children + o_child, mask=m_child & (t > 0), other=0.0).to(DTYPE)
+            b_da = tl.load(p_da + o_before, mask=m_b, other=0.0).to(DTYPE)
             b_scale = 2 * b_r * (b_da - b_G)
         b_sum = ()
         for h in tl.static_range(ENTRIES):
             b_slope, b_pd = b_left[h], b_right[h]
-            if tl.float64 == DTYPE:  # has no room to keep them; a mask that depends on R is known no earlier
-                m_again = m_parent & (b_R >= 0)
-                _, b_pd, _, _, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_again, m_again & (t > 0), C)
+            if tl.float64 == DTYPE:  # loads them again: a mask that depends on R is known no earlier
+                _, b_pd, _, _, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_c & (b_R >= 0), C)
             b_sum = b_sum + (tl.fma(b_scale, b_pd, tl.fma(b_r, b_slope, b_dV[h])),)
         b_dV = b_sum
     return b_dV, b_RG
 
 
 @triton.jit
-def entry_terms(b_vote, p_statistics, p_slopes, h, m_parent, m_soft, C):
-    """d = V - mean, precision d, e = d + shift, B + C e and B + 2 C e of entry h; precision and shift are zero where
-    not m_soft."""
+def first_vote_gradient(b_votes, b_r, b_R, p_statistics, p_slopes, m_c, C):
+    """dV and R G of the first iteration: dV = r (B + 2 C e), with e = V - mean."""
+    DTYPE: tl.constexpr = b_votes[0].dtype
+    b_G = tl.load(p_slopes + 3 * ENTRIES * C, mask=m_c, other=0.0).to(DTYPE)
+    b_dV = ()
+    for h in tl.static_range(ENTRIES):
+        b_e = b_votes[h] - tl.load(p_statistics + h * C, mask=m_c, other=0.0).to(DTYPE)
+        b_half, b_slope = entry_slopes(b_e, p_slopes, h, m_c, C)
+        b_G = tl.fma(b_half, b_e, b_G)
+        b_dV = b_dV + (b_r * b_slope,)
+    return b_dV, b_R * b_G
+
+
+@triton.jit
+def entry_terms(b_vote, p_statistics, p_slopes, h, m_c, C):
+    """d = V - mean, precision d, e = d + shift, B + C e and B + 2 C e of entry h."""
     DTYPE: tl.constexpr = b_vote.dtype
-    b_d = b_vote - tl.load(p_statistics + h * C, mask=m_parent, other=0.0).to(DTYPE)
-    b_pd = tl.load(p_statistics + (ENTRIES + h) * C, mask=m_soft, other=0.0).to(DTYPE) * b_d
-    b_e = b_d + tl.load(p_slopes + (2 * ENTRIES + h) * C, mask=m_soft, other=0.0).to(DTYPE)
-    b_C = tl.load(p_slopes + (ENTRIES + h) * C, mask=m_parent, other=0.0).to(DTYPE)
-    b_half = tl.fma(b_C, b_e, tl.load(p_slopes + h * C, mask=m_parent, other=0.0).to(DTYPE))
-    return b_d, b_pd, b_e, b_half, tl.fma(b_C, b_e, b_half)
+    b_d = b_vote - tl.load(p_statistics + h * C, mask=m_c, other=0.0).to(DTYPE)
+    b_pd = tl.load(p_statistics + (ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE) * b_d
+    b_e = b_d + tl.load(p_slopes + (2 * ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE)
+    b_half, b_slope = entry_slopes(b_e, p_slopes, h, m_c, C)
+    return b_d, b_pd, b_e, b_half, b_slope
+
+
+@triton.jit
+def entry_slopes(b_e, p_slopes, h, m_c, C):
+    """B + C e and B + 2 C e of entry h."""
+    DTYPE: tl.constexpr = b_e.dtype
+    b_C = tl.load(p_slopes + (ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE)
+    b_half = tl.fma(b_C, b_e, tl.load(p_slopes + h * C, mask=m_c, other=0.0).to(DTYPE))
+    return b_half, tl.fma(b_C, b_e, b_half)

@@ -9,7 +9,9 @@ import triton.language as tl
 from tritoncaps.kernels.triton.costs import launch_metadata, sum_metadata
 from tritoncaps.kernels.triton.votes import (
     ENTRIES,
+    below,
     edge_votes,
+    images_from,
     load_entries,
     load_offset,
     uniform_share,
@@ -75,10 +77,11 @@ def weight_view_kernel(
     i_split = i_rest // K
     o_b = (i_program % n_child_types) * BB + tl.arange(0, BB)[None, :, None]
     o_c = ((i_program // n_child_types) % n_parent_types) * BC + tl.arange(0, BC)[None, None, :]
-    m_weight = (o_b < B) & (o_c < C)
+    m_b = below(o_b, B, BB)
+    m_c = below(o_c, C, BC)
     o_weight = (i_k.to(tl.int64) * B + o_b) * ENTRIES * C + o_c
     if p_dV is None:
-        b_weight = load_entries(p_weight + o_weight, C, m_weight, ENTRIES, DTYPE)
+        b_weight = load_entries(p_weight + o_weight, C, m_b & m_c, ENTRIES, DTYPE)
     i_begin = tl.load(p_weight_start + i_k)
     i_end = tl.load(p_weight_start + i_k + 1)
     i_first = i_split // pair_splits * BN
@@ -92,8 +95,8 @@ def weight_view_kernel(
         if p_dV is None:
             b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
         for i_n in range(i_first, N, image_splits * BN):
-            o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
-            m_child = (o_n < N) & (o_b < B)
+            o_n, m_n = images_from(i_n, N, BN)
+            m_child = m_n & m_b
             o_child = o_n * L + i_l
             p_pose = p_poses + o_child * ENTRIES * B + o_b
             if p_dV is None:
@@ -106,6 +109,7 @@ def weight_view_kernel(
                     b_share,
                     (p_statistics, p_slopes, p_log_sums, p_da),
                     (o_n, o_b, o_c, i_p, i_p * S + i_s if LOCAL else i_l),
+                    (m_b, m_c),
                     (N, P, G, T),
                     B,
                     C,
@@ -116,12 +120,12 @@ def weight_view_kernel(
             else:
                 b_pose = load_entries(p_pose, B, m_child, ENTRIES, DTYPE)
                 p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
-                b_dV = load_entries(p_edge, C, m_child & (o_c < C), ENTRIES, DTYPE)
+                b_dV = load_entries(p_edge, C, m_b & m_c, ENTRIES, DTYPE)
             b_dW = add_transposed_product(b_dW, b_pose, b_dV)
 
     p_block = p_out + i_split.to(tl.int64) * K * B * ENTRIES * C + o_weight
     for h in tl.static_range(ENTRIES):
-        tl.store(p_block + h * C, tl.sum(b_dW[h], axis=0, keep_dims=True), mask=m_weight)
+        tl.store(p_block + h * C, tl.sum(b_dW[h], axis=0, keep_dims=True), mask=m_b & m_c)
 
 
 @triton.jit
@@ -137,15 +141,18 @@ def add_transposed_product(b_sum, b_left, b_right):
 
 
 @triton.jit(launch_metadata=sum_metadata, do_not_specialize=["size", "splits"])
-def add_splits_kernel(p_partial, p_out, size, splits, C: tl.constexpr, BLOCK: tl.constexpr):
+def add_splits_kernel(p_partial, p_out, size, splits, C: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """dW = sum_k partial_k, always in the same order, in the layout of the weight.
 
-    p_partial [splits, size / 16 C, 16, C], p_out [size / 16 C, C, 16]. A program owns BLOCK numbers of p_out.
+    p_partial [splits, size / 16 C, 16, C], p_out [size / 16 C, C, 16]. A program owns BLOCK numbers of p_out, and loads
+    those of BLOCK_SPLITS splits at a time.
     """
-    o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o_k = tl.arange(0, BLOCK_SPLITS)[:, None]
+    o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     m_i = o_i < size
-    b_sum = tl.load(p_partial + o_i, mask=m_i, other=0.0)
-    for k in range(1, splits):
-        b_sum += tl.load(p_partial + k * size.to(tl.int64) + o_i, mask=m_i, other=0.0)
+    b_sums = tl.zeros((BLOCK_SPLITS, BLOCK), p_out.dtype.element_ty)
+    for i_k in range(0, splits, BLOCK_SPLITS):
+        p_split = p_partial + (i_k + o_k) * size.to(tl.int64) + o_i
+        b_sums += tl.load(p_split, mask=(i_k + o_k < splits) & m_i, other=0.0)
     o_out = (o_i // (ENTRIES * C) * C + o_i % C) * ENTRIES + o_i // C % ENTRIES
-    tl.store(p_out + o_out, b_sum, mask=m_i)
+    tl.store(p_out + o_out, tl.sum(b_sums, axis=0, keep_dims=True), mask=m_i)
