@@ -1,10 +1,13 @@
 """What the Triton backend launches for the paper's first ConvCaps layer, at batch 64. Nothing is run."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from tritoncaps import RoutingMap, functional
+from tritoncaps.kernels.triton.costs import em_routing_costs, launch_metadata, parent_metadata, sum_metadata
 from tritoncaps.testing import Problem
 
 PROBLEM = Problem(RoutingMap.conv((14, 14), 3, stride=2), images=64, in_caps=32, out_caps=32)
@@ -35,12 +38,32 @@ def test_no_array_has_the_size_of_the_assignments(launches):
     assert max(x.numel() for x in arrays) < assignments
 
 
-def test_costs_are_those_of_the_launches(launches):
-    """The programs that costs.py counts are the programs that run."""
-    from tritoncaps.kernels.triton.costs import em_routing_costs
-
+@pytest.fixture(scope="module")
+def costs():
+    """What costs.py counts of it."""
     m = PROBLEM.routing_map
     sizes = (PROBLEM.images, m.num_children, m.num_parents, m.num_slots, PROBLEM.in_caps, PROBLEM.out_caps)
     forward, backward = em_routing_costs(*sizes, m.num_weights, m.num_edges)
-    counted = sorted((x.kernel, x.programs) for x in (*forward, *backward) for _ in range(x.launches))
+    return [*forward, *backward]
+
+
+def test_costs_are_those_of_the_launches(launches, costs):
+    """The programs that costs.py counts are the programs that run."""
+    counted = sorted((x.kernel, x.programs) for x in costs for _ in range(x.launches))
     assert counted == sorted((kernel.fn.__name__, grid[0]) for kernel, grid, _, _ in launches)
+
+
+def test_profilers_see_the_costs(launches, costs):
+    """What Triton's hook tells a profiler of each launch adds up to what costs.py counts of all."""
+    hooks = {"fit_kernel": parent_metadata, "slopes_kernel": parent_metadata, "outputs_kernel": parent_metadata}
+    hooks["add_splits_kernel"] = sum_metadata
+    told: dict[str, int] = {}
+    for kernel, grid, args, kwargs in launches:
+        name = kernel.fn.__name__
+        arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        found = hooks.get(name, launch_metadata)(grid, SimpleNamespace(name=name), arguments)
+        assert found["name"] == name
+        assert found["bytes"] == sum(x.nbytes for x in arguments.values() if isinstance(x, torch.Tensor))
+        told[name] = told.get(name, 0) + found["flops"]
+    for name in told:
+        assert told[name] == sum(x.flops for x in costs if x.kernel == name), name

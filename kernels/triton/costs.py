@@ -14,7 +14,8 @@ POSE = 16
 VOTE = 2 * 4 * POSE  # also M^T dV and dV W^T
 LIKELIHOOD = 4 * POSE + 4  # d = V - mean, sum_h precision_h d_h^2, and R = exp(l - log_sum)
 SLOPE = 5 * POSE  # e = d + shift, and G
-ITERATION = LIKELIHOOD + SLOPE + 6 * POSE + 8  # of the vote gradient
+FIRST_ITERATION = 8 * POSE + 2  # of the vote gradient
+ITERATION = LIKELIHOOD + SLOPE + 6 * POSE + 8
 GAUSSIAN = 2 * POSE + 1  # rows of statistics that views read, and of slopes
 SLOPES = 3 * POSE + 1
 
@@ -34,15 +35,23 @@ class Cost(NamedTuple):
         return self.flops / self.bytes
 
 
-def edge_flops(kernel: str, weights: str = "assignment", T: int = 1, pose: int = POSE, stored: bool = False) -> int:
-    """Operations for each edge, that is for each child type and parent type of a joined pair of locations."""
+def edge_flops(
+    kernel: str,
+    weights: str = "assignment",
+    first: bool = True,
+    later: int = 0,
+    pose: int = POSE,
+    stored: bool = False,
+) -> int:
+    """Operations for each edge, that is for each child type and parent type of a joined pair of locations; a vote
+    gradient is of the first and of so many later iterations."""
     vote = pose if stored else VOTE
     likelihood, moments, slope = 4 * pose + 4, 6 * pose + 12, 5 * pose
     extra = {
         **{"uniform": 1, "assignment": likelihood + 1, "gradient": likelihood + slope + 3},
         **{"stored assignment": 1, "stored gradient": pose},
     }
-    sweep = VOTE if stored else 2 * VOTE + T * ITERATION
+    sweep = VOTE if stored else 2 * VOTE + first * FIRST_ITERATION + later * ITERATION
     return {
         "parent_view_kernel": vote + extra[weights] + moments,
         "log_sum_kernel": vote + likelihood + 6,
@@ -70,10 +79,12 @@ def parent_flops(kernel: str, splits: int = 1, pose: int = POSE) -> int:
 def launch_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
     """Triton's hook: name, operations and bytes of a launch over edges, for profilers."""
     pairs = len(args["p_pair_slot"]) if "p_pair_slot" in args else args["P"] * args["S"]
+    is_all = args.get("ALL", True)
     flops = edge_flops(
         kernel.name,
         args.get("WEIGHTS", "assignment"),
-        args.get("T", 1) if args.get("ALL", True) else 1,
+        is_all,
+        args.get("T", 1) - 1 if is_all else 1,
         args.get("COUNT", args.get("H", POSE)),
         args.get("p_votes") is not None or args.get("p_dV") is not None,
     )
@@ -88,7 +99,7 @@ def parent_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) ->
 
 def sum_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
     """The same of a sum over splits."""
-    return _metadata(kernel, args, args["size"] * (args["splits"] - 1))
+    return _metadata(kernel, args, args["size"] * args["splits"])
 
 
 def _metadata(kernel: Any, args: dict[str, Any], flops: int) -> dict[str, Any]:
@@ -124,16 +135,17 @@ def em_routing_costs(
         flops = launches * N * pairs * B * C * edge_flops(kernel, **options)
         return Cost(kernel, launches, programs, flops, launches * numbers * size)
 
-    def each_parent(kernel: str, launches: int, numbers: int) -> Cost:
-        flops = launches * parent * parent_flops(kernel, splits)
-        return Cost(kernel, launches, second_programs, flops, numbers * size)
+    def each_parent(kernel: str, splits: list[int], numbers: int) -> Cost:
+        """With so many splits to add in each launch."""
+        flops = parent * sum(parent_flops(kernel, count) for count in splits)
+        return Cost(kernel, len(splits), second_programs, flops, numbers * size)
 
     forward = [
         edge("parent_view_kernel", 1, parent_programs, inputs + moments, weights="uniform"),
         edge("log_sum_kernel", T - 1, child_programs, inputs + GAUSSIAN * parent + group),
         edge("parent_view_kernel", T - 1, parent_programs, inputs + GAUSSIAN * parent + group + moments),
-        each_parent("fit_kernel", T, T * (moments + 36 * parent) + (T - 1) * POSE * parent),
-        each_parent("outputs_kernel", 1, 2 * (POSE + 1) * parent),
+        each_parent("fit_kernel", T * [splits], T * (moments + 36 * parent) + (T - 1) * POSE * parent),
+        each_parent("outputs_kernel", [0], 2 * (POSE + 1) * parent),
     ]
     seen = inputs + (GAUSSIAN + SLOPES) * parent + 2 * group
     shifted = 2 * POSE * parent  # means before, and shifts
@@ -142,11 +154,11 @@ def em_routing_costs(
         edge("parent_view_kernel", T - 1, parent_programs, seen + moments, weights="gradient"),
         each_parent(
             "slopes_kernel",
-            T,
+            [0] + (T - 1) * [splits],
             (POSE + 1 + T * (36 + 2 * POSE + 3)) * parent + (T - 1) * (moments + shifted),
         ),
-        edge("child_gradient_kernel", 1, sweep_programs, inputs + iterations + 17 * N * L * B, T=T),
-        edge("weight_view_kernel", 1, weight_programs, inputs + iterations + partial, T=T),
+        edge("child_gradient_kernel", 1, sweep_programs, inputs + iterations + 17 * N * L * B, later=T - 1),
+        edge("weight_view_kernel", 1, weight_programs, inputs + iterations + partial, later=T - 1),
         Cost("add_splits_kernel", 1, config.blocks(weight, config.NUMBERS), partial, (partial + weight) * size),
     ]
     return [x for x in forward if x.launches], [x for x in backward if x.launches]
