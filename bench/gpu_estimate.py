@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from report import aligned, cells
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -28,12 +31,14 @@ from tritoncaps.kernels.triton.costs import Cost, em_routing_costs
 from tritoncaps.kernels.triton.resources import BUDGET
 
 BATCH = 64
+PROVIDERS = ("tritoncaps", "eager reference")
 ITERATIONS = 3
 
 
 class Gpu(NamedTuple):
-    """Peak rates as their makers publish them."""
+    """Peak rates as their makers publish them, and the target that kernels are compiled for."""
 
+    target: str
     flops: float  # float32, without tensor cores
     bandwidth: float  # bytes per second
 
@@ -42,9 +47,9 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
-    "A100": Gpu(19.5e12, 2.039e12),
-    "H100": Gpu(66.9e12, 3.35e12),
-    "MI300X": Gpu(163.4e12, 5.3e12),
+    "A100": Gpu("sm_80", 19.5e12, 2.039e12),
+    "H100": Gpu("sm_90", 66.9e12, 3.35e12),
+    "MI300X": Gpu("gfx942", 163.4e12, 5.3e12),
 }  # 80 GB SXM, SXM
 
 
@@ -69,12 +74,13 @@ def layers(first: int, later: int) -> dict[str, Layer]:
     }
 
 
-LAYERS = {**layers(32, 32), **layers(8, 16)}
+NETWORKS = {"MatrixCapsNet": layers(32, 32), "MatrixCapsNet.small": layers(8, 16)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS), help="those that rooflines are of")
     parser.add_argument("--resources", nargs="*", metavar="NAME", help="a table of compiled kernels, as Markdown")
     parser.add_argument("--smoke", action="store_true", help="one layer")
     parser.add_argument("--json", type=Path, help="also write the rows to this file, one JSON object a line")
@@ -82,40 +88,67 @@ def main() -> None:
     if args.resources is not None:
         rows = resources(tuple(args.resources) or "")
     else:
-        names = list(LAYERS)[:1] if args.smoke else LAYERS
+        gpus = {name: GPUS[name] for name in args.gpus}
         print("ESTIMATES BY COUNTING, float32: roofline times are lower bounds, nothing here was measured on a GPU")
-        rows = [row for name in names for row in estimate(name, LAYERS[name], args.batch)]
+        if args.smoke:
+            rows = estimate(*next(iter(NETWORKS["MatrixCapsNet"].items())), args.batch, gpus)
+        else:
+            rows = [row for name in NETWORKS for row in estimate_network(name, args.batch, gpus)]
     if args.json:
         args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def estimate(name: str, layer: Layer, batch: int) -> list[dict]:
+def estimate_network(name: str, batch: int, gpus: dict[str, Gpu]) -> list[dict]:
+    """Print and return the rows of each routed layer, and those of all together."""
+    found = [row for layer in NETWORKS[name].items() for row in estimate(*layer, batch, gpus)]
+    sums = []
+    for provider in PROVIDERS:
+        parts = [row for row in found if row["kernel"] == provider]
+        counted = {key: sum(row[key] for row in parts) for key in ("launches", "flops", "bytes", *gpus)}
+        sums.append({"layer": name, "kernel": provider, **counted})
+    print(f"\n{name}: the routed layers together, batch {batch}, {ITERATIONS} iterations, forward and backward")
+    print_rows(sums, gpus)
+    return found + sums
+
+
+def estimate(name: str, layer: Layer, batch: int, gpus: dict[str, Gpu]) -> list[dict]:
     """Print and return a row for each kind of launch, for the whole step, and for the eager reference's."""
     launches = [x for part in layer.costs(batch) for x in part]
     few = [x.programs for part in layer.costs(REFERENCE_BATCH) for x in part]
-    ours, eager = row(name, "tritoncaps", launches), row(name, "eager reference", eager_operators(layer, batch))
-    rows = [
-        {**row(name, x.kernel, [x]), "programs": x.programs, "programs_at_16": n}
-        for x, n in zip(launches, few, strict=True)
-    ]
+    both = dict(zip(PROVIDERS, (launches, eager_operators(layer, batch)), strict=True))
+    sums = [row(name, provider, costs, gpus) for provider, costs in both.items()]
+    rows = []
+    for x, n in zip(launches, few, strict=True):
+        held = {f"{gpu} occupancy": occupancy_of(x, GPUS[gpu].target) for gpu in gpus}
+        rows.append({**row(name, x.name, [x], gpus), "programs": x.programs, "programs_at_16": n, **held})
     print(f"\n{name}: {layer.routing_map}, batch {batch}, {ITERATIONS} iterations, forward and backward")
-    titles = ("launches", "programs", "at batch 16", "GFLOP", "MB", "FLOP/byte", *(f"{gpu} us" for gpu in GPUS))
-    print(f"{'kernel':<28}" + "".join(f"{title:>12}" for title in titles))
-    for each in (*rows, ours, eager):
-        counts = (each[key] for key in ("launches", "programs", "programs_at_16"))
-        numbers = (each["flops"] / 1e9, each["bytes"] / 1e6, each["flops"] / each["bytes"])
-        times = (each[gpu] * 1e6 for gpu in GPUS)
-        print(f"{each['kernel']:<28}" + "".join(f"{x or '':>12}" for x in counts), end="")
-        print("".join(f"{x:>12.1f}" for x in (*numbers, *times)))
+    print_rows([*rows, *sums], gpus)
+    return [*rows, *sums]
+
+
+def print_rows(rows: list[dict], gpus: dict[str, Gpu]) -> None:
+    """A table that ends with both providers, and the share of the traffic."""
+    columns: dict[str, Callable[[dict], str]] = {
+        "kernel": lambda r: r["kernel"],
+        "launches": lambda r: str(r["launches"]),
+        "programs": lambda r: str(r.get("programs", "")),
+        "at batch 16": lambda r: str(r.get("programs_at_16", "")),
+        "GFLOP": lambda r: f"{r['flops'] / 1e9:.2f}",
+        "MB": lambda r: f"{r['bytes'] / 1e6:.1f}",
+        "FLOP/byte": lambda r: f"{r['flops'] / r['bytes']:.1f}",
+        **{f"{gpu} us": lambda r, gpu=gpu: f"{r[gpu] * 1e6:.1f}" for gpu in gpus},
+        "occupancy": lambda r: " / ".join(f"{r[key]:.0%}" for key in r if key.endswith("occupancy")),
+    }
+    print(aligned(cells(rows, columns)))
+    ours, eager = rows[-2:]
     print(f"our traffic is {ours['bytes'] / eager['bytes']:.2%} of the eager reference's")
-    return [*rows, ours, eager]
 
 
-def row(layer: str, name: str, costs: list[Cost]) -> dict[str, Any]:
+def row(layer: str, name: str, costs: list[Cost], gpus: dict[str, Gpu]) -> dict[str, Any]:
     """The sums of all costs; times are sums, too: launches follow one another."""
     sums = {key: sum(getattr(x, key) for x in costs) for key in ("launches", "flops", "bytes")}
-    times = {name: sum(gpu.seconds(x) for x in costs) for name, gpu in GPUS.items()}
-    return {"layer": layer, "kernel": name, **sums, **times, "programs": None, "programs_at_16": None}
+    times = {name: sum(gpu.seconds(x) for x in costs) for name, gpu in gpus.items()}
+    return {"layer": layer, "kernel": name, **sums, **times}
 
 
 class Counter(TorchDispatchMode):
@@ -161,17 +194,29 @@ def touched(x: Tensor) -> int:
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 
+def occupancy_of(cost: Cost, target: str) -> float:
+    """Of the kernel as it is compiled for 32 to 32 types."""
+    kernels = budget()[target]
+    name = next(name for name in (cost.name, f"{cost.name} 32->32") if name in kernels)
+    return occupancy(target, kernels[name])
+
+
+@cache
+def budget() -> dict[str, dict[str, dict[str, int]]]:
+    return json.loads(BUDGET.read_text())
+
+
 def resources(names: str | tuple[str, ...]) -> list[dict]:
     """Print the compiled resources as Markdown, and return them."""
-    budget = json.loads(BUDGET.read_text())
-    print("| kernel | " + " | ".join(budget) + " |\n| --- |" + " --- |" * len(budget))
+    targets = budget()
+    print("| kernel | " + " | ".join(targets) + " |\n| --- |" + " --- |" * len(targets))
     rows = []
-    for name in next(iter(budget.values())):
-        if not name.startswith(names) or not all(name in kernels for kernels in budget.values()):
+    for name in next(iter(targets.values())):
+        if not name.startswith(names) or not all(name in kernels for kernels in targets.values()):
             continue
         used = {
             target: {**kernels[name], "occupancy": occupancy(target, kernels[name])}
-            for target, kernels in budget.items()
+            for target, kernels in targets.items()
         }
         cells = (f"{x['registers']} / {x['shared']} B / {x['occupancy']:.0%}" for x in used.values())
         print(f"| {name} | " + " | ".join(cells) + " |")

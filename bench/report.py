@@ -98,10 +98,10 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def cells(rows: list[Row]) -> list[list[str]]:
+def cells(rows: list[Row], columns: dict[str, Callable[[Row], str]] = COLUMNS) -> list[list[str]]:
     """Titles and rows, without the columns that say nothing."""
-    columns = {title: [cell(row) for row in rows] for title, cell in COLUMNS.items()}
-    used = {title: values for title, values in columns.items() if any(values)}
+    found = {title: [cell(row) for row in rows] for title, cell in columns.items()}
+    used = {title: values for title, values in found.items() if any(values)}
     return [list(used), *(list(line) for line in zip(*used.values(), strict=True))]
 
 

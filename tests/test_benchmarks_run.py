@@ -173,10 +173,16 @@ def test_proton_gets_what_it_takes(tmp_path, monkeypatch, harness):
 def test_gpu_estimate(tmp_path, bench):
     """The traffic of the paper's first ConvCaps, forward and backward, is at most 5% of what the eager reference moves;
     every view fills the 108 multiprocessors of an A100 at batch 16."""
-    assert bench("gpu_estimate.py", "--smoke", "--json", tmp_path / "rows.json").startswith("ESTIMATES")
-    *kernels, ours, eager = read(tmp_path / "rows.json")
-    assert ours["bytes"] <= 0.05 * eager["bytes"]
-    assert all(row["programs_at_16"] >= 108 for row in kernels if row["kernel"].startswith(VIEWS))
+    printed = bench("gpu_estimate.py", "--gpus", "A100", "MI300X", "--json", tmp_path / "rows.json")
+    assert printed.startswith("ESTIMATES")
+    assert "H100" not in printed
+    rows = read(tmp_path / "rows.json")
+    kernels = [row for row in rows if row["kernel"].startswith(VIEWS)]
+    assert all(row["programs_at_16"] >= 108 and 0 < row["A100 occupancy"] <= 1 for row in kernels)
+    ours, eager = ({row["layer"]: row for row in rows if row["kernel"] == x} for x in ("tritoncaps", "eager reference"))
+    assert ours["ConvCaps1 32->32"]["bytes"] <= 0.05 * eager["ConvCaps1 32->32"]["bytes"]
+    layers = ("ConvCaps1 32->32", "ConvCaps2 32->32", "ClassCaps 32->5")
+    assert ours["MatrixCapsNet"]["flops"] == sum(ours[layer]["flops"] for layer in layers)
 
 
 VIEWS = ("parent_view", "log_sum", "assignment_gradient", "child_gradient", "weight_view")

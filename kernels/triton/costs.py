@@ -28,6 +28,12 @@ class Cost(NamedTuple):
     programs: int  # of one launch
     flops: int  # of all launches
     bytes: int
+    weights: str = ""  # of the parent view
+
+    @property
+    def name(self) -> str:
+        """As resources.json has it, without the types."""
+        return " ".join((self.kernel.removesuffix("_kernel"), self.weights)).strip()
 
     @property
     def intensity(self) -> float:
@@ -133,17 +139,18 @@ def em_routing_costs(
 
     def edge(kernel: str, launches: int, programs: int, numbers: int, **options: Any) -> Cost:
         flops = launches * N * pairs * B * C * edge_flops(kernel, **options)
-        return Cost(kernel, launches, programs, flops, launches * numbers * size)
+        return Cost(kernel, launches, programs, flops, launches * numbers * size, options.get("weights", ""))
 
     def each_parent(kernel: str, splits: list[int], numbers: int) -> Cost:
         """With so many splits to add in each launch."""
         flops = parent * sum(parent_flops(kernel, count) for count in splits)
         return Cost(kernel, len(splits), second_programs, flops, numbers * size)
 
+    seen_before = GAUSSIAN * parent + group
     forward = [
         edge("parent_view_kernel", 1, parent_programs, inputs + moments, weights="uniform"),
-        edge("log_sum_kernel", T - 1, child_programs, inputs + GAUSSIAN * parent + group),
-        edge("parent_view_kernel", T - 1, parent_programs, inputs + GAUSSIAN * parent + group + moments),
+        edge("log_sum_kernel", T - 1, child_programs, inputs + seen_before),
+        edge("parent_view_kernel", T - 1, parent_programs, inputs + seen_before + moments, weights="assignment"),
         each_parent("fit_kernel", T * [splits], T * (moments + 36 * parent) + (T - 1) * POSE * parent),
         each_parent("outputs_kernel", [0], 2 * (POSE + 1) * parent),
     ]
