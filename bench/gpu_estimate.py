@@ -2,7 +2,7 @@
 
     python bench/gpu_estimate.py               the layers of the paper's two networks, at batch 64
     python bench/gpu_estimate.py --resources   registers, shared memory and occupancy of every compiled kernel, or of
-                                               those whose names start with the words that follow
+                                               those that are named
     python bench/gpu_estimate.py --smoke       one layer
 
 Operations and bytes of our kernels are those of `kernels.triton.costs`, which profilers see too; those of the eager
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from report import aligned, cells
+from report import aligned, cells, lines_of, save
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the rows to this file, one JSON object a line")
     args = parser.parse_args()
     if args.resources is not None:
-        rows = resources(tuple(args.resources) or "")
+        rows = resources(args.resources)
     else:
         gpus = {name: GPUS[name] for name in args.gpus}
         print("ESTIMATES BY COUNTING, float32: roofline times are lower bounds, nothing here was measured on a GPU")
@@ -95,7 +95,7 @@ def main() -> None:
         else:
             rows = [row for name in NETWORKS for row in estimate_network(name, args.batch, gpus)]
     if args.json:
-        args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        save(args.json, lines_of(rows))
 
 
 def estimate_network(name: str, batch: int, gpus: dict[str, Gpu]) -> list[dict]:
@@ -206,13 +206,14 @@ def budget() -> dict[str, dict[str, dict[str, int]]]:
     return json.loads(BUDGET.read_text())
 
 
-def resources(names: str | tuple[str, ...]) -> list[dict]:
-    """Print the compiled resources as Markdown, and return them."""
+def resources(names: list[str]) -> list[dict]:
+    """Print the compiled resources as Markdown, and return them; no names stand for all."""
     targets = budget()
     print("| kernel | " + " | ".join(targets) + " |\n| --- |" + " --- |" * len(targets))
     rows = []
     for name in next(iter(targets.values())):
-        if not name.startswith(names) or not all(name in kernels for kernels in targets.values()):
+        is_wanted = not names or name.split()[0] in names
+        if not is_wanted or not all(name in kernels for kernels in targets.values()):
             continue
         used = {
             target: {**kernels[name], "occupancy": occupancy(target, kernels[name])}

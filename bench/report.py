@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import CNN, COMPILED, CONV, FLOOR, OURS, REFERENCE, SHORT, Row
+
+from tritoncaps.data.files import write_atomically
 
 NO_TIME = "no time"
 
@@ -28,20 +30,22 @@ def read(file: Path) -> list[Row]:
 
 def write(rows: list[Row], file: Path) -> None:
     """One JSON object a line, the header first, and the same without the header as CSV."""
-    replace(file, "".join(json.dumps(row) + "\n" for row in rows))
+    save(file, lines_of(rows))
     columns = list(dict.fromkeys(name for row in rows[1:] for name in row if name != "times_ms"))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows[1:])
-    replace(file.with_suffix(".csv"), text.getvalue())
+    save(file.with_suffix(".csv"), text.getvalue())
 
 
-def replace(file: Path, text: str) -> None:
-    """Write all or nothing: a reader never sees half a file."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(file)
+def lines_of(rows: list[Row]) -> str:
+    """One JSON object a line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def save(file: Path, text: str) -> None:
+    write_atomically(file, lambda out: out.write(text.encode()))
 
 
 # tables
@@ -90,6 +94,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "of sgemm": _number("of_sgemm", ".0%"),
     "GB/s": _number("gbs", ".3g"),
     "of copy": _number("of_copy", ".0%"),
+    "of memset": _number("of_memset", ".0%"),
     "ns/vote": _number("ns_per_vote", ".3g"),
     "kept MiB/image": _number("kept_mib", ".3g"),
     "peak MiB/image": _number("peak_mib", ".3g"),
@@ -184,7 +189,7 @@ def figures(rows: list[Row], folder: Path) -> list[Path]:
             with matplotlib.rc_context(STYLE):
                 figure = draw(wanted)
                 figure.text(0.01, 0.01, _machine(rows[0]), fontsize=8, color="#6c7a89", va="bottom")
-                figure.savefig(file, dpi=150)
+                write_atomically(file, partial(figure.savefig, dpi=150))
             matplotlib.pyplot.close(figure)
             drawn.append(file)
     return drawn
@@ -325,10 +330,10 @@ NOTES = {
 METHOD = f"""\
 Every case calls its providers in turn, round by round, so that a noisy machine disturbs all alike; "times ours" is how
 many times our own time a provider takes, compared within each round. A call of less than {SHORT} s is made
-twice and the second one counts, as in a loop. The roofs, a product of two square matrices
-(sgemm) and a copy, are measured in the same rounds. Every result is compared with the reference in float64 first: it
-may be twice as wrong as plain torch in float32, and {FLOOR} units in the last place more. A provider that is not prints
-no time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
+twice and the second one counts, as in a loop. The roofs, a product of two square matrices (sgemm) and a copy (a memset
+on a GPU), are measured in the same rounds. Every result is compared with the reference in float64 first: it may be
+twice as wrong as plain torch in float32, and {FLOOR} units in the last place more. A provider that is not prints no
+time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
 
 GFLOP/s count matrix products, convolutions and what our kernels need for each vote; the einops reference does other
 work, so it has no rate. A quick run compiles the reference for the forward pass of routing only."""
@@ -340,7 +345,7 @@ def write_page(rows: list[Row], page: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write(rows, folder / "rows.json")
     drawn = figures(rows, folder)
-    replace(page, page_text(rows, [f"{folder.name}/{file.name}" for file in drawn]))
+    save(page, page_text(rows, [f"{folder.name}/{file.name}" for file in drawn]))
 
 
 def page_text(rows: list[Row], drawn: list[str]) -> str:
@@ -362,13 +367,18 @@ def page_text(rows: list[Row], drawn: list[str]) -> str:
 
 
 def _section(subject: str, rows: list[Row], pictures: dict[str, str]) -> list[str]:
-    roofs = [row for row in rows if "sgemm_gflops" in row]
     parts = [NOTES[subject]] if subject in NOTES else []
     if subject in pictures:
         parts.append(f"![{TITLES[subject].lower()}]({pictures[subject]})")
-    if roofs:
-        low, high = (choose(row["sgemm_gflops"] for row in roofs) for choose in (min, max))
-        slow, fast = (choose(row["copy_gbs"] for row in roofs) for choose in (min, max))
-        parts.append(f"Roofs: sgemm {low:.0f} to {high:.0f} GFLOP/s, copy {slow:.1f} to {fast:.1f} GB/s.")
+    roofs = [_range(name, unit, rows) for name, unit in (("sgemm", "gflops"), ("copy", "gbs"), ("memset", "gbs"))]
+    if any(roofs):
+        parts.append(f"Roofs: {', '.join(filter(None, roofs))}.")
     timed, counted = ([r for r in rows if (r["mode"] == "traffic") == is_counted] for is_counted in (False, True))
     return parts + [markdown(group) for group in (timed, counted) if group]
+
+
+def _range(name: str, unit: str, rows: list[Row]) -> str:
+    """The least and the most that a roof reached, if it was measured."""
+    found = [row[f"{name}_{unit}"] for row in rows if f"{name}_{unit}" in row]
+    form, title = (".0f", "GFLOP/s") if unit == "gflops" else (".1f", "GB/s")
+    return f"{name} {min(found):{form}} to {max(found):{form}} {title}" if found else ""

@@ -2,6 +2,7 @@
 
 A backend (`kernels.cpu`, `kernels.triton`) provides, under these names:
 
+    surroundings(tensor)                                      a context for every call
     edges(poses, activations, weight, tables, competition)    packs the inputs of a call
     statistics_shape(images, parents, types, dtype)           of what an M-step leaves behind
     slopes_shape(images, parents, types, dtype)               of what its backward pass leaves behind

@@ -196,4 +196,4 @@ def test_resource_tables_of_the_documents(bench):
         arguments, _, table = table.partition(" -->")
         assert table.strip() == bench("gpu_estimate.py", *arguments.split()).strip(), page
         found += 1
-    assert found == 3
+    assert found == 4

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -11,8 +12,10 @@ from torch.nn.utils import clip_grad_norm_, parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
+from triton.runtime.interpreter import InterpretedFunction
 
-import tritoncaps.flops  # noqa: F401  registers the formulas
+import tritoncaps.flops  # registers the formulas
+import tritoncaps.kernels.triton
 from tritoncaps import (
     Capsules,
     ClassCaps,
@@ -285,6 +288,31 @@ def test_flops_of_stored_votes_are_counted():
         functional.e_step(votes, gaussians, **route).square().sum().backward()
     forward, backward = 128 + 4 + 4 * 16 + (3 * 16 + 20), 6 * 16 + 8 * 16 + 2 * 128
     assert counter.get_total_flops() == 2 * 3 * 2 * 3 * (forward + backward)
+
+
+def test_launches_go_to_the_gpu_of_their_tensors(monkeypatch):
+    """Triton launches on the current GPU, so every operator makes that of its first tensor current."""
+    inside, launched = [], []
+
+    @contextmanager
+    def surroundings(tensor):
+        inside.append(tensor.device)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(tritoncaps.kernels.triton, "surroundings", surroundings)
+    record = lambda kernel, *args, **kwargs: launched.append((kernel.fn.__name__, len(inside)))  # noqa: E731
+    monkeypatch.setattr(InterpretedFunction, "run", record)
+    poses, activations, weight, beta_u, beta_a = inputs = TINY.inputs(torch.float32, requires_grad=True)
+    route = {"routing_map": TINY.routing_map, "backend": "triton"}
+    votes = functional.coordinate_addition(functional.pose_votes(poses, weight, **route), **route)
+    betas = {"beta_u": beta_u, "beta_a": beta_a, "inverse_temperature": 0.1}
+    gaussians = functional.m_step(votes, torch.rand(votes.shape[:5]), activations, **betas, **route)
+    results = [functional.e_step(votes, gaussians, **route), *functional.em_routing(*inputs, **route)]
+    results += [VectorCaps(3, 4, 2, 5, backend="triton")(torch.randn(2, 3, 4, requires_grad=True)).poses]
+    torch.autograd.backward(results, [torch.ones_like(x) for x in results])
+    assert len({name for name, _ in launched}) == 21
+    assert all(depth == 1 for _, depth in launched)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

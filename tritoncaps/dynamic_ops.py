@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tritoncaps import reference
 from tritoncaps.kernels.dynamic_routing import Options
-from tritoncaps.operators import differentiable_again, fake, operator, quietly
+from tritoncaps.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.reference import widen
 from tritoncaps.routing import DynamicRouting
 from tritoncaps.routing_map import RoutingMap, Tables
@@ -26,7 +26,7 @@ def _kernels(backend: str, file: str = "dynamic_routing") -> Any:
 
 
 @operator
-@quietly
+@surrounded
 def dynamic_routing_forward(
     poses: Tensor,
     weight: Tensor,
@@ -54,7 +54,7 @@ def _(poses, weight, priors, tables, iterations, competition, none_of_the_above,
 
 
 @operator
-@quietly
+@surrounded
 def dynamic_routing_backward(
     grad: Tensor,
     poses: Tensor,
@@ -162,7 +162,7 @@ _backward = differentiable_again(dynamic_routing_backward, _reference_backward)
 
 
 @operator
-@quietly
+@surrounded
 def squash_forward(vectors: Tensor, backend: str) -> Tensor:
     """Along the last axis."""
     return _kernels(backend, "squash").squash(widen(vectors).contiguous()).to(vectors.dtype)
@@ -174,7 +174,7 @@ def _(vectors, backend):
 
 
 @operator
-@quietly
+@surrounded
 def squash_backward(grad: Tensor, vectors: Tensor, backend: str) -> Tensor:
     grads = _kernels(backend, "squash").squash_gradient(widen(grad).contiguous(), widen(vectors).contiguous())
     return grads.to(vectors.dtype)

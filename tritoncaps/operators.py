@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import wraps
 from inspect import unwrap
 from typing import Any
@@ -34,12 +33,12 @@ def fake(overload: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return torch.library.register_fake(overload._schema.name)
 
 
-def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep torch's threads out of the way of the backend's, if it asks for that; `backend` is the last argument."""
+def surrounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run inside of what the backend wants around its kernels; `backend` is the last argument, the first a tensor."""
 
     @wraps(function)
     def call(*arguments: Any) -> Any:
-        with getattr(kernels(arguments[-1]), "torch_in_one_thread", nullcontext)():
+        with kernels(arguments[-1]).surroundings(arguments[0]):
             return function(*arguments)
 
     return call

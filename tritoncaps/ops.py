@@ -16,7 +16,7 @@ from torch import Tensor
 from tritoncaps import reference
 from tritoncaps.backends import kernels
 from tritoncaps.kernels import em_routing
-from tritoncaps.operators import differentiable_again, fake, operator, quietly
+from tritoncaps.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.reference import widen
 from tritoncaps.routing_map import RoutingMap, Tables
 
@@ -24,7 +24,7 @@ POSE = 16  # entries of a 4x4 pose
 
 
 @operator
-@quietly
+@surrounded
 def em_routing_forward(
     poses: Tensor,
     activations: Tensor,
@@ -81,7 +81,7 @@ def _(
 
 
 @operator
-@quietly
+@surrounded
 def em_routing_backward(
     grad_poses: Tensor,
     grad_activations: Tensor,

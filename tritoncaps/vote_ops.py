@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tritoncaps import reference
 from tritoncaps.capsules import Gaussians
-from tritoncaps.operators import differentiable_again, fake, operator, quietly
+from tritoncaps.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.routing_map import RoutingMap, Tables
 
 
@@ -26,7 +26,7 @@ def _kernels(backend: str) -> Any:
 
 
 @operator
-@quietly
+@surrounded
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
     """poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
     return _kernels(backend).pose_votes_forward(poses, weight, Tables(*tables)).to(poses.dtype)
@@ -39,7 +39,7 @@ def _(poses, weight, tables, backend):
 
 
 @operator
-@quietly
+@surrounded
 def pose_votes_backward(
     grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Sequence[Tensor], backend: str
 ) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ _pose_votes_backward = differentiable_again(pose_votes_backward, _reference_pose
 
 
 @operator
-@quietly
+@surrounded
 def coordinate_addition(votes: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
     """votes [N, P, S, B, C, 16] with each slot's offset added to the right-hand column."""
     return _kernels(backend).coordinate_addition_forward(votes, Tables(*tables))
@@ -117,7 +117,7 @@ class CoordinateAddition(torch.autograd.Function):
 
 
 @operator
-@quietly
+@surrounded
 def m_step_forward(
     votes: Tensor,
     assignments: Tensor,
@@ -147,7 +147,7 @@ def _(votes, assignments, activations, beta_u, beta_a, tables, inverse_temperatu
 
 
 @operator
-@quietly
+@surrounded
 def m_step_backward(
     grad_mean: Tensor,
     grad_variance: Tensor,
@@ -243,7 +243,7 @@ _m_step_backward = differentiable_again(m_step_backward, _reference_m_step_backw
 
 
 @operator
-@quietly
+@surrounded
 def e_step_forward(
     votes: Tensor,
     mean: Tensor,
@@ -264,7 +264,7 @@ def _(votes, mean, variance, logit, tables, competition, backend):
 
 
 @operator
-@quietly
+@surrounded
 def e_step_backward(
     grad_assignments: Tensor,
     votes: Tensor,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         outputs,
         slopes_before,
     )
-    from tritoncaps.kernels.cpu.threads import torch_in_one_thread
+    from tritoncaps.kernels.cpu.threads import surroundings
 
 _MODULE_OF = {
     "beta_gradients": "parent_view",
@@ -48,7 +48,7 @@ _MODULE_OF = {
     "slopes_before": "parent_view",
     "slopes_shape": "layout",
     "statistics_shape": "layout",
-    "torch_in_one_thread": "threads",
+    "surroundings": "threads",
 }
 
 __all__ = [
@@ -64,7 +64,7 @@ __all__ = [
     "slopes_before",
     "slopes_shape",
     "statistics_shape",
-    "torch_in_one_thread",
+    "surroundings",
 ]
 
 

@@ -29,7 +29,7 @@ Calls = list[tuple[Any, tuple[Any, ...]]]  # of kernels, with their arguments
 _pool: ThreadPoolExecutor | None = None
 _workers = 0
 _lock = threading.Lock()
-_torch = threading.local()  # .threads: torch's number of threads, while `torch_in_one_thread`
+_torch = threading.local()  # .threads: torch's number of threads, inside of `surroundings`
 
 
 class Plan:
@@ -74,7 +74,7 @@ def num_threads() -> int:
 
 
 @contextmanager
-def torch_in_one_thread() -> Iterator[None]:
+def surroundings(_: torch.Tensor) -> Iterator[None]:
     """Between two kernels, torch does small things in the calling thread alone, and its other threads end.
 
     After an operation, OpenMP's threads spin for milliseconds in the hope of another one. They would take the cores

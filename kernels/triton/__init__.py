@@ -14,6 +14,7 @@ from tritoncaps.kernels.triton.em_routing import (
     slopes_shape,
     statistics_shape,
 )
+from tritoncaps.kernels.triton.launch import surroundings
 
 __all__ = [
     "beta_gradients",
@@ -28,4 +29,5 @@ __all__ = [
     "slopes_before",
     "slopes_shape",
     "statistics_shape",
+    "surroundings",
 ]

@@ -14,6 +14,7 @@ from tritoncaps.routing_map import Tables
 
 LANES = 64 if torch.version.hip else config.WARP  # of a warp
 ALL_REGISTERS = {} if torch.version.hip else {"maxnreg": config.REGISTERS}  # an option of launches
+surroundings = torch.cuda.device_of  # launches go to the current GPU: make it that of a tensor; nothing on a CPU
 
 
 class Pairs(NamedTuple):

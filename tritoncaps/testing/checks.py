@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -65,6 +66,25 @@ def is_as_exact_as_plain_torch(route: Route, problem: Problem) -> None:
     )
     for name, value in gradients(problem, route, torch.float32).items():
         assert_as_good_as(name, value, plain[name], exact[name], floor=1e-5)
+
+
+def takes_half_precision_as_storage(route: Route, problem: Problem) -> None:
+    """float16 or bfloat16 outputs and gradients are as exact as those of float32 arithmetic, rounded at the end."""
+    dtype = (torch.float16, torch.bfloat16)[problem.seed % 2]
+    floor = max(problem.routing.variance_floor, 1e-2)  # or float16 gradients overflow
+    iterations = min(problem.routing.iterations, 2)
+    problem = problem.but(routing=replace(problem.routing, iterations=iterations, variance_floor=floor))
+
+    def inside(wide: torch.dtype) -> Route:
+        def by_reference(*tensors: Tensor, **options: Any) -> Capsules:
+            return Capsules(*(x.to(dtype) for x in reference.em_routing(*(x.to(wide) for x in tensors), **options)))
+
+        return by_reference
+
+    exact, plain = (gradients(problem, inside(wide), dtype) for wide in (torch.float64, torch.float32))
+    for name, value in gradients(problem, route, dtype).items():
+        assert value.dtype == dtype, f"{name} is {value.dtype}, not {dtype}"
+        assert_as_good_as(name, value, plain[name], exact[name], floor=torch.finfo(dtype).eps)
 
 
 def gives_the_same_bits_again(route: Route, problem: Problem) -> None:
@@ -233,6 +253,7 @@ def survives_an_empty_batch(route: Route, problem: Problem) -> None:
 EM_ROUTING_CHECKS: tuple[Check, ...] = (
     equals_the_reference,
     is_as_exact_as_plain_torch,
+    takes_half_precision_as_storage,
     ignores_the_order_of_child_types,
     follows_the_order_of_parent_types,
     ignores_silent_children,
