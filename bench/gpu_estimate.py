@@ -119,7 +119,9 @@ def estimate(name: str, layer: Layer, batch: int, gpus: dict[str, Gpu]) -> list[
     sums = [row(name, provider, costs, gpus) for provider, costs in both.items()]
     rows = []
     for x, n in zip(launches, few, strict=True):
-        held = {f"{gpu} occupancy": occupancy_of(x, GPUS[gpu].target) for gpu in gpus}
+        used = {gpu: compiled(x, GPUS[gpu].target) for gpu in gpus}
+        held = {f"{gpu} registers": needs["registers"] for gpu, needs in used.items()}
+        held |= {f"{gpu} occupancy": occupancy(GPUS[gpu].target, needs) for gpu, needs in used.items()}
         rows.append({**row(name, x.name, [x], gpus), "programs": x.programs, "programs_at_16": n, **held})
     print(f"\n{name}: {layer.routing_map}, batch {batch}, {ITERATIONS} iterations, forward and backward")
     print_rows([*rows, *sums], gpus)
@@ -137,6 +139,7 @@ def print_rows(rows: list[dict], gpus: dict[str, Gpu]) -> None:
         "MB": lambda r: f"{r['bytes'] / 1e6:.1f}",
         "FLOP/byte": lambda r: f"{r['flops'] / r['bytes']:.1f}",
         **{f"{gpu} us": lambda r, gpu=gpu: f"{r[gpu] * 1e6:.1f}" for gpu in gpus},
+        "registers": lambda r: " / ".join(str(r[key]) for key in r if key.endswith("registers")),
         "occupancy": lambda r: " / ".join(f"{r[key]:.0%}" for key in r if key.endswith("occupancy")),
     }
     print(aligned(cells(rows, columns)))
@@ -194,11 +197,10 @@ def touched(x: Tensor) -> int:
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 
-def occupancy_of(cost: Cost, target: str) -> float:
-    """Of the kernel as it is compiled for 32 to 32 types."""
+def compiled(cost: Cost, target: str) -> dict[str, int]:
+    """What the kernel needs, compiled for 32 to 32 types."""
     kernels = budget()[target]
-    name = next(name for name in (cost.name, f"{cost.name} 32->32") if name in kernels)
-    return occupancy(target, kernels[name])
+    return kernels[next(name for name in (cost.name, f"{cost.name} 32->32") if name in kernels)]
 
 
 @cache

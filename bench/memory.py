@@ -23,41 +23,49 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def problems(level: str) -> dict[str, Problem]:
+    """The routed layers of the paper's two networks; a quick run has one image of each."""
     if level == "smoke":
         return {"tiny": TINY}
-    if level == "quick":
-        return {"32 to 32 types": PAPER.but(images=1)}
     second = RoutingMap.conv((6, 6), 3)
-    return {
+    layers = {
         "ConvCaps1, 8 to 16": SMALL.but(images=16),
         "ConvCaps2, 16 to 16": SMALL.but(images=16, routing_map=second, in_caps=16),
         "ClassCaps, 16 to 5": CLASSES.but(images=64),
         "ConvCaps1, 32 to 32": PAPER,
         "ConvCaps2, 32 to 32": PAPER.but(routing_map=second),
+        "ClassCaps, 32 to 5": CLASSES.but(images=64, in_caps=32),
     }
+    return {name: problem.but(images=1) for name, problem in layers.items()} if level == "quick" else layers
 
 
 def cases(level: str) -> list[Memory]:
-    return [Memory(name, em_routing.case("memory", name, problem)) for name, problem in problems(level).items()]
+    """A quick run has time for the peak of one layer."""
+    return [
+        Memory(name, em_routing.case("memory", name, problem), level != "quick" or name == "ConvCaps1, 32 to 32")
+        for name, problem in problems(level).items()
+    ]
 
 
 @dataclass(frozen=True)
 class Memory:
     name: str
     case: Case
+    has_peak: bool
     subject: str = "memory"
 
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
         case = self.case
         known = {"subject": self.subject, "case": self.name, "mode": "step", "images": case.images}
         functions = {OURS: case.ours, REFERENCE: case.reference}
+        rows = [known | {"provider": provider} for provider in functions]
         with ThreadPoolExecutor() as pool:
-            peaks = pool.map(lambda provider: peak_in_a_fresh_process(level, self.name, provider), functions)
-            kept = [kept_bytes(function, case.tensors(), case.data) for function in functions.values()]
-        return [
-            known | {"provider": provider, "kept_mib": k / case.images / MIB, "peak_mib": p / case.images / MIB}
-            for provider, k, p in zip(functions, kept, peaks, strict=True)
-        ]
+            measured = functions if self.has_peak else ()
+            peaks = pool.map(lambda provider: peak_in_a_fresh_process(level, self.name, provider), measured)
+            for row, function in zip(rows, functions.values(), strict=True):
+                row["kept_mib"] = kept_bytes(function, case.tensors(), case.data) / case.images / MIB
+            for row, peak in zip(rows, peaks, strict=False):
+                row["peak_mib"] = peak / case.images / MIB
+        return rows
 
 
 def peak_in_a_fresh_process(level: str, name: str, provider: str) -> float:
