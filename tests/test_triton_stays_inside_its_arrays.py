@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction, InterpreterError, interpreter_builder
 
-from tritoncaps import EMRouting, Gaussians, RoutingMap, functional, reference
-from tritoncaps.testing import Problem, assert_close, gradients
+from tritoncaps import DynamicRouting, EMRouting, Gaussians, RoutingMap, functional, reference
+from tritoncaps.testing import Problem, VectorProblem, assert_close, gradients, vector_gradients
 
 BORDER = 64  # numbers on each side
 GUARDS = {torch.float64: float("nan"), torch.float32: float("nan"), torch.int32: -(2**30)}
@@ -159,6 +159,17 @@ def test_pose_votes(guard, sizes):
     votes = functional.coordinate_addition(votes, problem.routing_map, backend="triton")
     assert all(x.isfinite().all() for x in (votes, *torch.autograd.grad(votes.sum(), [poses, weight])))
     assert len(guard.launched) == 5
+
+
+@pytest.mark.parametrize(("sizes", "entries"), list(zip(SIZES, ENTRIES, strict=True)), ids=str)
+def test_dynamic_routing(guard, sizes, entries):
+    images, in_caps, out_caps, parents, slots, children = sizes
+    options = DynamicRouting(2, "local" if images % 2 else "global", none_of_the_above=in_caps % 2 == 0)
+    problem = VectorProblem(ragged_map(parents, slots, children), options, images, in_caps, out_caps, children, entries)
+    result = vector_gradients(problem, partial(functional.dynamic_routing, backend="triton"))
+    for name, expected in vector_gradients(problem, reference.dynamic_routing).items():
+        assert_close(name, result[name], expected)
+    assert len(guard.launched) == 6
 
 
 @triton.jit
