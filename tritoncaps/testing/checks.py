@@ -76,7 +76,7 @@ def takes_half_precision_as_storage(route: Route, problem: Problem) -> None:
     problem = problem.but(routing=replace(problem.routing, iterations=iterations, variance_floor=floor))
 
     def inside(wide: torch.dtype) -> Route:
-        def by_reference(*tensors: Tensor, **options: Any) -> Capsules:
+        def by_reference(*tensors: Any, **options: Any) -> Capsules:
             return Capsules(*(x.to(dtype) for x in reference.em_routing(*(x.to(wide) for x in tensors), **options)))
 
         return by_reference
