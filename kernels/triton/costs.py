@@ -15,7 +15,7 @@ VOTE = 2 * 4 * POSE  # also M^T dV and dV W^T
 LIKELIHOOD = 4 * POSE + 4  # d = V - mean, sum_h precision_h d_h^2, and R = exp(l - log_sum)
 SLOPE = 5 * POSE  # e = d + shift, and G
 FIRST_ITERATION = 8 * POSE + 2  # of the vote gradient
-ITERATION = LIKELIHOOD + SLOPE + 6 * POSE + 8
+ITERATION = LIKELIHOOD + SLOPE + 5 * POSE + 8  # d is e of the iteration before
 GAUSSIAN = 2 * POSE + 1  # rows of statistics that views read, and of slopes
 SLOPES = 3 * POSE + 1
 
@@ -135,7 +135,8 @@ def em_routing_costs(
     weight_programs = config.blocks(B, gradient_tile.BB) * config.blocks(C, gradient_tile.BC) * K
     weight_programs *= chosen.pair_splits * image_splits
     second_programs = config.blocks(parent, config.PARENTS)
-    iterations = T * (GAUSSIAN - 1) * parent + (T - 1) * (parent + 2 * group) + SLOPES * T * parent
+    later = (POSE + 1) * parent + 2 * group + POSE * parent  # precisions, constants; log_sum, da; shifts
+    iterations = POSE * parent + (T - 1) * later + T * (2 * POSE + 1) * parent
 
     def edge(kernel: str, launches: int, programs: int, numbers: int, **options: Any) -> Cost:
         flops = launches * N * pairs * B * C * edge_flops(kernel, **options)

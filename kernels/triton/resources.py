@@ -60,6 +60,7 @@ class Variant(NamedTuple):
         words += [options["WEIGHTS"]] if "WEIGHTS" in options else []
         words += ["local"] if options.get("LOCAL") else []
         words += ["of outputs"] if self.kernel == "slopes_kernel" and "p_moments" in self.absent else []
+        words += ["of the last iteration"] if options.get("ALL") is False and "p_dV" in self.absent else []
         words += ["of stored votes"] if {"p_poses", "p_slopes"} & set(self.absent) and "WEIGHTS" not in options else []
         words += [f"{options['B']}->{options['C']}"] if "B" in options else []
         words += [f"of {options['D']}->{options['E']}"] if "D" in options else []
@@ -71,7 +72,8 @@ class Variant(NamedTuple):
 
 def variants(target: str) -> Iterator[Variant]:
     """Every kernel with every tile that `choose` returns, in float32 and float64; and on one target each, what differs
-    little from one to another: inputs in float16, with local competition and half empty tiles, and in bfloat16."""
+    little from one to another: inputs in float16, with local competition and half empty tiles, gradients of the last
+    iteration only, and inputs in bfloat16."""
     lanes = TARGETS[target][2]
     chosen, double = (config.choose(16, 9, *SHAPE, 9, 144, is_double, lanes) for is_double in (False, True))
     for tiles, dtype in ((chosen, "fp32"), (double, "fp64")):
@@ -81,6 +83,8 @@ def variants(target: str) -> Iterator[Variant]:
     if target == "sm_80":
         for variant in (*_routing_variants(ODD_SHAPE, chosen, LOCAL=True), *_stored_variants(ODD_SHAPE, chosen)):
             yield variant._replace(storage="fp16")
+    if target == "sm_90":
+        yield from _gradient_variants(SHAPE, chosen, ALL=False)
     if target == "sm_100":
         for variant in _stored_variants(SHAPE, chosen):
             yield variant._replace(storage="bf16")
@@ -97,11 +101,16 @@ def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) 
         options = {"WEIGHTS": weights, "LOCAL": LOCAL, "H": 16, "COUNT": 16}
         names = ("p_votes", "p_weights", *names)
         yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
-    options = {"LOCAL": LOCAL, "ALL": True}
-    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), **options)
-    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), **options)
+    yield from _gradient_variants(shape, chosen, LOCAL)
     yield _variant("child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
     yield _variant("child_view", "assignment_gradient_kernel", shape, chosen.child)
+
+
+def _gradient_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False, ALL: bool = True) -> Iterator[Variant]:
+    """The last sweep of the backward pass."""
+    options = {"LOCAL": LOCAL, "ALL": ALL}
+    yield _variant("child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), **options)
+    yield _variant("weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), **options)
 
 
 def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:

@@ -163,8 +163,8 @@ def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, DTYPE: tl.conste
 def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL: tl.constexpr):
     """dL/dV of a tile in sixteen tiles, and R G: sums over all T iterations, or of the last one if not ALL.
 
-    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift. dl = 0 in the first iteration, where R is
-    b_share, and if not ALL: then the assignments are constants.
+    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift, which is d of the next iteration. dl = 0 in
+    the first iteration, where R is b_share, and if not ALL: then the assignments are constants.
 
     pointers  p_statistics [T, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]
     tile      images, child types, parent types, parent location and group of the votes
@@ -187,7 +187,10 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL
     b_RG = tl.zeros_like(b_votes[0])
     b_dV = (b_RG,) * ENTRIES
     if ALL:
-        b_dV, b_RG = first_vote_gradient(b_votes, b_share * b_a, b_share, p_statistics, p_slopes, m_c, C)
+        b_dV, b_RG, b_d = first_vote_gradient(b_votes, b_share * b_a, b_share, p_statistics, p_slopes, m_c, C)
+    else:
+        p_last = p_statistics + (T - 2) * n_parents * STATISTICS * C
+        b_d = subtract_entries(b_votes, load_entries(p_last, C, m_c, ENTRIES, DTYPE))
     for t in range(1 if ALL else T - 1, T):
         p_before = p_statistics + (t - 1) * n_parents * STATISTICS * C
         p_now = p_slopes + t * n_parents * SLOPES * C
@@ -198,12 +201,14 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL
         b_distance = tl.zeros_like(b_RG)
         b_left = ()
         b_right = ()
+        b_next = ()
         for h in tl.static_range(ENTRIES):  # as log_likelihood and weight_slope have them
-            b_d, b_pd, b_e, b_half, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_c, C)
-            b_distance = tl.fma(b_pd, b_d, b_distance)
+            b_pd, b_e, b_half, b_slope = entry_terms(b_d[h], p_before, p_now, h, m_c, C)
+            b_distance = tl.fma(b_pd, b_d[h], b_distance)
             b_G = tl.fma(b_half, b_e, b_G)
             b_left = b_left + (b_slope,)
             b_right = b_right + (b_pd,)
+            b_next = b_next + (b_e,)
         b_R = assignment(b_constant - b_distance, b_log_sum)
         b_RG += b_R * b_G
         b_r = b_R * b_a
@@ -212,38 +217,41 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL
             b_da = tl.load(p_da + o_before, mask=m_b, other=0.0).to(DTYPE)
             b_scale = 2 * b_r * (b_da - b_G)
         b_sum = ()
+        if tl.float64 == DTYPE:  # loads terms again: a mask that depends on R is known no earlier
+            b_next = ()
         for h in tl.static_range(ENTRIES):
             b_slope, b_pd = b_left[h], b_right[h]
-            if tl.float64 == DTYPE:  # loads them again: a mask that depends on R is known no earlier
-                _, b_pd, _, _, b_slope = entry_terms(b_votes[h], p_before, p_now, h, m_c & (b_R >= 0), C)
+            if tl.float64 == DTYPE:
+                b_pd, b_e, _, b_slope = entry_terms(b_d[h], p_before, p_now, h, m_c & (b_R >= 0), C)
+                b_next = b_next + (b_e,)
             b_sum = b_sum + (tl.fma(b_scale, b_pd, tl.fma(b_r, b_slope, b_dV[h])),)
         b_dV = b_sum
+        b_d = b_next
     return b_dV, b_RG
 
 
 @triton.jit
 def first_vote_gradient(b_votes, b_r, b_R, p_statistics, p_slopes, m_c, C):
-    """dV and R G of the first iteration: dV = r (B + 2 C e), with e = V - mean."""
+    """dV, R G and d of the first iteration: dV = r (B + 2 C d), with d = V - mean."""
     DTYPE: tl.constexpr = b_votes[0].dtype
     b_G = tl.load(p_slopes + 3 * ENTRIES * C, mask=m_c, other=0.0).to(DTYPE)
+    b_d = subtract_entries(b_votes, load_entries(p_statistics, C, m_c, ENTRIES, DTYPE))
     b_dV = ()
     for h in tl.static_range(ENTRIES):
-        b_e = b_votes[h] - tl.load(p_statistics + h * C, mask=m_c, other=0.0).to(DTYPE)
-        b_half, b_slope = entry_slopes(b_e, p_slopes, h, m_c, C)
-        b_G = tl.fma(b_half, b_e, b_G)
+        b_half, b_slope = entry_slopes(b_d[h], p_slopes, h, m_c, C)
+        b_G = tl.fma(b_half, b_d[h], b_G)
         b_dV = b_dV + (b_r * b_slope,)
-    return b_dV, b_R * b_G
+    return b_dV, b_R * b_G, b_d
 
 
 @triton.jit
-def entry_terms(b_vote, p_statistics, p_slopes, h, m_c, C):
-    """d = V - mean, precision d, e = d + shift, B + C e and B + 2 C e of entry h."""
-    DTYPE: tl.constexpr = b_vote.dtype
-    b_d = b_vote - tl.load(p_statistics + h * C, mask=m_c, other=0.0).to(DTYPE)
+def entry_terms(b_d, p_statistics, p_slopes, h, m_c, C):
+    """precision d, e = d + shift, B + C e and B + 2 C e of entry h."""
+    DTYPE: tl.constexpr = b_d.dtype
     b_pd = tl.load(p_statistics + (ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE) * b_d
     b_e = b_d + tl.load(p_slopes + (2 * ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE)
     b_half, b_slope = entry_slopes(b_e, p_slopes, h, m_c, C)
-    return b_d, b_pd, b_e, b_half, b_slope
+    return b_pd, b_e, b_half, b_slope
 
 
 @triton.jit
