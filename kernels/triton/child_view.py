@@ -25,6 +25,7 @@ from tritoncaps.kernels.triton.votes import (
     log_likelihood,
     subtract_entries,
     uniform_share,
+    unknown,
     vote_gradient,
     weight_slope,
     zero_entries,
@@ -114,7 +115,7 @@ def log_sum_kernel(
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
-        for i_c in range(0, C, BC):
+        for i_c in range(0, unknown(C, N), BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_c = below(o_c, C, BC)
             p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
@@ -189,7 +190,7 @@ def assignment_gradient_kernel(
         b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
-        for i_c in range(0, C, BC):
+        for i_c in range(0, unknown(C, N), BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_c = below(o_c, C, BC)
             b_weight = load_entries(p_weight + o_weight + o_c, C, m_b & m_c, ENTRIES, DTYPE)
@@ -199,8 +200,13 @@ def assignment_gradient_kernel(
             b_d = subtract_entries(b_votes, b_mean)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
             p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
-            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_c, C, DTYPE)
-            b_shift = load_shift(p_parent_slopes, m_c, C, DTYPE)
+            m_slopes = m_c
+            if (
+                tl.float64 == DTYPE
+            ):  # has no room for all: with a mask that depends on R, no compiler loads them earlier
+                m_slopes = m_c & (b_R >= 0)
+            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
+            b_shift = load_shift(p_parent_slopes, m_slopes, C, DTYPE)
             b_da += b_R * weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C)
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
@@ -238,7 +244,7 @@ def edge_product_kernel(
     for i_pair in range(i_begin, i_end):
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         o_edge = ((o_parent * S + tl.load(p_pair_slot + i_pair)) * B + o_b) * C
-        for i_c in range(0, C, BC):
+        for i_c in range(0, unknown(C, N), BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_edge = m_b & below(o_c, C, BC)
             b_left = tl.load(p_left + o_edge + o_c, mask=m_edge, other=0.0).to(DTYPE)
@@ -304,7 +310,7 @@ def child_gradient_kernel(
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
         o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
-        for i_c in range(0, C, BC):
+        for i_c in range(0, unknown(C, N), BC):
             o_c = i_c + tl.arange(0, BC)[None, None, :]
             m_c = below(o_c, C, BC)
             b_weight = load_entries(p_weight + o_weight + o_c, C, m_b & m_c, ENTRIES, DTYPE)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tritoncaps.kernels.triton.dynamic_costs import launch_metadata
+from tritoncaps.kernels.triton.votes import unknown
 
 SIZES = ["N", "L", "P", "S", "G", "K"]  # that do not specialise a kernel
 
@@ -212,7 +213,7 @@ def dynamic_child_view_kernel(
     for i_pair in range(i_begin, i_end):
         i_p = tl.load(p_pair_parent + i_pair)
         i_k = tl.load(p_weight_of + tl.load(p_pair_slot + i_pair))
-        for i_c in range(0, C, BC):
+        for i_c in range(0, unknown(C, N), BC):
             o_c = i_c + tl.arange(0, BC)[None, :, None]
             m_pose = (o_c < C) & (o_e < E)
             o_parent = parent_offsets(o_n, i_p, o_c, o_e, P, C, E)
@@ -353,7 +354,7 @@ def dynamic_child_gradient_kernel(
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
         i_k = tl.load(p_weight_of + i_s)
-        for i_c in range(0, C, BC):
+        for i_c in range(0, unknown(C, N), BC):
             o_c = i_c + tl.arange(0, BC)[None, :, None]
             p_matrix = p_weight + matrix_offsets(i_k, i_b, o_c, o_e, B, C, D, E)
             b_dV, _ = vote_gradient(

@@ -18,6 +18,7 @@ from tritoncaps.kernels.triton.votes import (
     load_offset,
     log_likelihood,
     subtract_entries,
+    unknown,
     weight_slope,
 )
 
@@ -59,7 +60,7 @@ def pose_votes_kernel(
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
     o_weight = (tl.load(p_weight_of + i_pair % S).to(tl.int64) * B + o_b) * ENTRIES * C
     b_pose = load_entries(p_poses + (o_n * L + i_l) * ENTRIES * B + o_b, B, m_child, ENTRIES, DTYPE)
-    for i_c in range(0, C, BC):
+    for i_c in range(0, unknown(C, N), BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         m_c = below(o_c, C, BC)
         b_weight = load_entries(p_weight + o_weight + o_c, C, m_child & m_c, ENTRIES, DTYPE)
@@ -92,7 +93,7 @@ def coordinate_addition_kernel(
     o_n, o_b, i_pair, m_b, m_out = child_tile(N, B, BN, BB)
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
     b_offset = load_offset(p_offset, i_pair % S, DTYPE)
-    for i_c in range(0, C, BC):
+    for i_c in range(0, unknown(C, N), BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         m_c = below(o_c, C, BC)
         b_votes = load_entries(p_votes + o_edge + o_c, C, m_b & m_c, ENTRIES, DTYPE)
@@ -135,7 +136,7 @@ def assignment_kernel(
     o_parent = o_n * P + i_pair // S
     o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
     b_log_sum = tl.load(p_log_sum + o_group, mask=m_child, other=0.0)
-    for i_c in range(0, C, BC):
+    for i_c in range(0, unknown(C, N), BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         m_c = below(o_c, C, BC)
         p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
@@ -186,7 +187,7 @@ def m_step_gradient_kernel(
     o_edge = (o_n * P * S + i_pair) * B + o_b
     o_parent = o_n * P + i_pair // S
     b_a = tl.load(p_activations + (o_n * L + i_l) * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-    for i_c in range(0, C, BC):
+    for i_c in range(0, unknown(C, N), BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         m_c = below(o_c, C, BC)
         m_edge = m_child & m_c
@@ -244,7 +245,7 @@ def e_step_gradient_kernel(
     o_parent = o_n * P + i_pair // S
     o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
     b_dot = tl.load(p_dot + o_group, mask=m_child, other=0.0)
-    for i_c in range(0, C, BC):
+    for i_c in range(0, unknown(C, N), BC):
         o_c = i_c + tl.arange(0, BC)[None, None, :]
         m_c = below(o_c, C, BC)
         m_edge = m_child & m_c

@@ -73,7 +73,7 @@ class Variant(NamedTuple):
 def variants(target: str) -> Iterator[Variant]:
     """Every kernel with every tile that `choose` returns, in float32 and float64; and on one target each, what differs
     little from one to another: inputs in float16, with local competition and half empty tiles, gradients of the last
-    iteration only, and inputs in bfloat16."""
+    iteration only, inputs in bfloat16, and half empty tiles of the child and the edge view in float64."""
     lanes = TARGETS[target][2]
     chosen, double = (config.choose(16, 9, *SHAPE, 9, 144, is_double, lanes) for is_double in (False, True))
     for tiles, dtype in ((chosen, "fp32"), (double, "fp64")):
@@ -88,6 +88,9 @@ def variants(target: str) -> Iterator[Variant]:
     if target == "sm_100":
         for variant in _stored_variants(SHAPE, chosen):
             yield variant._replace(storage="bf16")
+    if target == "gfx942":
+        for variant in (*_likelihood_variants(ODD_SHAPE, double), *_stored_variants(ODD_SHAPE, double)):
+            yield variant._replace(dtype="fp64", storage="fp64")
 
 
 def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
@@ -102,6 +105,11 @@ def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) 
         names = ("p_votes", "p_weights", *names)
         yield _variant("parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
     yield from _gradient_variants(shape, chosen, LOCAL)
+    yield from _likelihood_variants(shape, chosen)
+
+
+def _likelihood_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+    """The child view's sums for each group of competing parents."""
     yield _variant("child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
     yield _variant("child_view", "assignment_gradient_kernel", shape, chosen.child)
 

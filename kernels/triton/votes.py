@@ -34,6 +34,13 @@ def below(o_types, TYPES: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def unknown(size: tl.constexpr, N):
+    """A constant, as N is not negative, that no compiler knows. As the end of a loop it keeps compilers from unrolling
+    that, which takes a multiple of the registers."""
+    return size + tl.minimum(N, 0)
+
+
+@triton.jit
 def load_entries(p_entry, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
     """COUNT tiles, at most sixteen, one for each pose entry; the next entry is `step` further."""
     b_entries = ()
