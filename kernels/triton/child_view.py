@@ -201,9 +201,7 @@ def assignment_gradient_kernel(
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
             p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
             m_slopes = m_c
-            if (
-                tl.float64 == DTYPE
-            ):  # has no room for all: with a mask that depends on R, no compiler loads them earlier
+            if tl.float64 == DTYPE:  # has no room for all: what depends on R, no compiler loads earlier
                 m_slopes = m_c & (b_R >= 0)
             b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
             b_shift = load_shift(p_parent_slopes, m_slopes, C, DTYPE)
