@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from command import main
 from gpu_estimate import Counter
-from harness import OURS, REFERENCE, Case, Row, convolution
+from harness import COMPILED, OURS, REFERENCE, Case, Row, convolution
 from problems import DIGITS, count
 from torch import Tensor
 
@@ -24,10 +24,11 @@ def cases(level: str) -> list[Case | Traffic]:
     images = {"smoke": 3, "quick": 32, "full": 128}[level]
     problem = DIGITS.but(images=images, in_caps=20) if level == "smoke" else DIGITS.but(images=images)
     name = f"{problem.in_caps} of {problem.in_dim} to {problem.out_caps} of {problem.out_dim}"
-    return [case(name, problem), Traffic(name, problem)]
+    timed = (OURS, REFERENCE, COMPILED) if level == "full" else (OURS, REFERENCE)
+    return [case(name, problem, timed), Traffic(name, problem)]
 
 
-def case(name: str, problem: VectorProblem) -> Case:
+def case(name: str, problem: VectorProblem, timed: tuple[str, ...]) -> Case:
     table, routing = problem.routing_map, problem.routing
     # each child has a matrix of its own, so a convolution with as many multiply-adds is one product for each image
     channels = (problem.in_caps * problem.in_dim, problem.out_caps * problem.out_dim)
@@ -41,6 +42,7 @@ def case(name: str, problem: VectorProblem) -> Case:
         data=1,
         rivals=(convolution(problem.images, (1, 1), channels),),
         votes=count(problem),
+        timed=timed,
     )
 
 

@@ -87,7 +87,7 @@ class Case:
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
         """Time all providers in turn, check what they computed, and count what they keep."""
         functions = {OURS: self.ours, REFERENCE: self.reference}
-        # compiling takes most of a quick run's time, so it does so for forward passes of routing only
+        # compiling takes most of a quick run's time, so it does so for a forward pass of EM routing only
         if COMPILED in self.timed and (level == "full" or (level == "quick" and not self.bytes)):
             torch._dynamo.reset()  # or it would try shapes that vary
             functions[COMPILED] = torch.compile(self.reference)

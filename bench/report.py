@@ -336,7 +336,7 @@ twice as wrong as plain torch in float32, and {FLOOR} units in the last place mo
 time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
 
 GFLOP/s count matrix products, convolutions and what our kernels need for each vote; the einops reference does other
-work, so it has no rate. A quick run compiles the reference for the forward pass of routing only."""
+work, so it has no rate. A quick run compiles the reference for the forward pass of EM routing only."""
 
 
 def write_page(rows: list[Row], page: Path) -> None:
