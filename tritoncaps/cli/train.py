@@ -20,7 +20,10 @@ from tritoncaps.training.checkpoint import LAST
 from tritoncaps.training.config import flag
 
 # what a run is; the other settings may change when it goes on
-FIXED = ("data", "mono", "novel", "limit", "validation", "model", "iterations", "loss", "batch_size", "seed")
+FIXED = (
+    *("data", "mono", "novel", "limit", "validation", "validation_instances"),
+    *("model", "iterations", "competition", "final_lambda", "loss", "batch_size", "seed"),
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -292,9 +292,12 @@ class Trainer:
         return config.batch_size // (processes * config.accumulate)
 
     def _learning_rate(self) -> float:
-        if self.config.lr_schedule == "cosine":
-            return self.config.lr * 0.5 * (1 + math.cos(math.pi * min(self.step / self.steps, 1)))
-        return self.config.lr * self.config.lr_decay ** (self.step / self.config.lr_decay_steps)
+        config, done = self.config, min(self.step / self.steps, 1.0)
+        if config.lr_schedule == "exponential":
+            return config.lr * config.lr_decay ** (self.step / config.lr_decay_steps)
+        if config.lr_schedule == "tail":
+            done = max(done - (1 - config.lr_tail), 0.0) / config.lr_tail
+        return config.lr * 0.5 * (1 + math.cos(math.pi * done))
 
     def _is_time_to_evaluate(self) -> bool:
         return self.step == self.steps or self.step % (self.config.evaluate_every or self.steps_per_epoch) == 0

@@ -7,7 +7,11 @@ from typing import NamedTuple
 
 from torch import nn
 
+from tritoncaps import EMRouting
 from tritoncaps.models import CapsNet, MatrixCapsNet, baselines
+
+
+COMPETITIONS = ("global", "local")
 
 
 class Task(NamedTuple):
@@ -21,37 +25,40 @@ class Task(NamedTuple):
 
 
 class Network(NamedTuple):
-    """``build`` takes a task, the routing iterations and a backend. ``standardise``: it wants mean 0 and variance 1."""
+    """``build`` takes a task, the EM routing (others take its iterations alone) and a backend.
 
-    build: Callable[[Task, int, str | None], nn.Module]
+    ``standardise``: it wants mean 0 and variance 1.
+    """
+
+    build: Callable[[Task, EMRouting, str | None], nn.Module]
     loss: str
     standardise: bool
     description: str
 
 
-def _matrix_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+def _matrix_capsnet(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
     channels = (256 if task.data == "cifar10" else 32, 32, 32, 32)
-    return MatrixCapsNet(task.channels, task.classes, channels, iterations, backend=backend)
+    return MatrixCapsNet(task.channels, task.classes, channels, routing=routing, backend=backend)
 
 
-def _small_matrix_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
-    return MatrixCapsNet.small(task.channels, task.classes, iterations, backend=backend)
+def _small_matrix_capsnet(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
+    return MatrixCapsNet.small(task.channels, task.classes, routing=routing, backend=backend)
 
 
-def _capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+def _capsnet(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
     side = _square(task)
     if task.data == "cifar10":
         return CapsNet.cifar10(backend=backend)
     if task.data == "svhn":
-        return CapsNet.svhn(iterations=iterations, backend=backend)
-    return CapsNet(task.channels, task.classes, side, iterations, backend=backend)
+        return CapsNet.svhn(iterations=routing.iterations, backend=backend)
+    return CapsNet(task.channels, task.classes, side, routing.iterations, backend=backend)
 
 
-def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, int, str | None], nn.Module]:
-    return lambda task, iterations, backend: kind(task.channels, task.classes, _square(task))
+def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, EMRouting, str | None], nn.Module]:
+    return lambda task, routing, backend: kind(task.channels, task.classes, _square(task))
 
 
-def _linear(task: Task, iterations: int, backend: str | None) -> nn.Module:
+def _linear(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(task.channels * task.height * task.width, task.classes))
 
 
@@ -72,7 +79,10 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def build(name: str, task: Task, iterations: int = 3, backend: str | None = None) -> nn.Module:
+def build(
+    name: str, task: Task, iterations: int = 3, backend: str | None = None, routing: EMRouting | None = None
+) -> nn.Module:
+    """``routing`` overrides ``iterations``."""
     if name not in NETWORKS:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)}, but it is {name!r}")
-    return NETWORKS[name].build(task, iterations, backend)
+    return NETWORKS[name].build(task, routing or EMRouting(iterations), backend)

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from torch import nn
 
+from tritoncaps import EMRouting
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
+from tritoncaps.data.pipeline import JITTERS, Jitter
 from tritoncaps.training.config import Config, ConfigError
 from tritoncaps.training.networks import NETWORKS, Task, build
 
@@ -33,6 +35,15 @@ def load_splits(config: Config) -> Splits:
         if config.validation >= len(train):
             raise ConfigError(f"--validation must be below {len(train)}, all images, but it is {config.validation}")
         validation, train = train.split(config.validation, config.seed)
+    if config.validation_instances:
+        if not isinstance(train, ImageSet) or "instance" not in train.factors:
+            raise ConfigError(
+                f"--validation-instances needs data with instances, such as toynorb, but it is {config.data}"
+            )
+        try:
+            validation, train = train.split_instances(config.validation_instances, config.seed)
+        except ValueError as error:
+            raise ConfigError(f"--validation-instances: {error}") from None
     if config.limit and config.limit < len(train):
         train = train.split(config.limit, config.seed)[0]
     if config.batch_size > len(train):
@@ -52,13 +63,31 @@ def _channels(config: Config, data: Data) -> Data:
 
 
 def pipeline_of(config: Config) -> Pipeline:
-    """The data set's, with the standardisation that the network wants or the configuration names."""
+    """The data set's, with the standardisation that the network wants and what the configuration names."""
     pipeline = DATASETS[config.data].pipeline
     own = pipeline.standardise if NETWORKS[config.model].standardise else None
     chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
     if chosen is not None and config.model == "capsnet" and config.reconstruction:
         raise ConfigError("--model capsnet draws pixels of 0 to 1: use --standardise none, or --reconstruction 0")
-    return replace(pipeline, standardise=chosen)
+    padding = {"pad": config.edge_padding, "edges": "repeat"} if config.edge_padding else {}
+    return replace(
+        pipeline,
+        standardise=chosen,
+        per_channel=config.standardise_channels,
+        jitter=_jitter(config, pipeline, chosen is not None),
+        rotation=config.rotation,
+        scaling=config.scaling,
+        **padding,  # type: ignore[arg-type]
+    )
+
+
+def _jitter(config: Config, pipeline: Pipeline, standardised: bool) -> Jitter | None:
+    """What the configuration names, or the data set's own. The figures of "last" are for standardised images."""
+    if config.jitter == "last" and not standardised:
+        raise ConfigError("--jitter last is for standardised images: use --jitter first with --standardise none")
+    if config.jitter == "auto":
+        return pipeline.jitter if standardised or pipeline.jitter is None else JITTERS["first"]
+    return JITTERS.get(config.jitter)
 
 
 def task_of(config: Config, data: Data) -> Task:
@@ -67,7 +96,10 @@ def task_of(config: Config, data: Data) -> Task:
 
 
 def build_network(config: Config, task: Task) -> nn.Module:
-    return build(config.model, task, config.iterations, config.backend)
+    if NETWORKS[config.model].loss != "spread" and (config.competition, config.final_lambda) != ("global", None):
+        raise ConfigError(f"--competition and --final-lambda are for EM routing, which {config.model} does not use")
+    routing = EMRouting(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
+    return build(config.model, task, config.iterations, config.backend, routing)
 
 
 def loss_of(config: Config) -> str:
