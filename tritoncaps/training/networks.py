@@ -10,7 +10,6 @@ from torch import nn
 from tritoncaps import EMRouting
 from tritoncaps.models import CapsNet, MatrixCapsNet, baselines
 
-
 COMPETITIONS = ("global", "local")
 
 
