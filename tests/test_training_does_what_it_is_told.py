@@ -68,14 +68,11 @@ def test_ema_is_what_is_kept(run):
 
 
 def test_schedules(run):
-    rates = {
-        schedule: [
-            row["lr"]
-            for row in read_metrics(run(lr_schedule=schedule, lr_decay_steps=2, lr_tail=0.5).folder)
-            if "lr" in row
-        ]
-        for schedule in ("exponential", "cosine", "tail")
-    }
+    def rates_of(schedule):
+        result = run(lr_schedule=schedule, lr_decay_steps=2, lr_tail=0.5)
+        return [row["lr"] for row in read_metrics(result.folder) if "lr" in row]
+
+    rates = {schedule: rates_of(schedule) for schedule in ("exponential", "cosine", "tail")}
     assert rates["exponential"] == pytest.approx([3e-3 * 0.96 ** (step / 2) for step in (1, 2, 3, 4)])
     assert rates["cosine"][-1] == pytest.approx(0)
     assert sorted(rates["cosine"], reverse=True) == rates["cosine"]

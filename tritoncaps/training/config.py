@@ -101,19 +101,9 @@ class Config:
             self._at_least(key, 1)
         for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps"):
             self._at_least(key, 1)
-        for key in (
-            "validation",
-            "validation_instances",
-            "rotation",
-            "scaling",
-            "edge_padding",
-            "workers",
-            "patience",
-            "lr",
-            "weight_decay",
-            "reconstruction",
-            "seed",
-        ):
+        for key in ("validation", "validation_instances", "edge_padding", "workers", "patience", "seed"):
+            self._at_least(key, 0)
+        for key in ("lr", "weight_decay", "reconstruction", "rotation"):
             self._at_least(key, 0)
         if self.validation and self.validation_instances:
             raise ConfigError("--validation and --validation-instances cannot both be given")
