@@ -5,12 +5,15 @@ from tritoncaps.backends import use_backend
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.layers import ClassCaps, ConvCaps1d, ConvCaps2d, ConvCaps3d, PrimaryCaps
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
+from tritoncaps.regularization import CapsuleDropout, CapsuleNorm
 from tritoncaps.routing import DynamicRouting, EMRouting
 from tritoncaps.routing_map import RoutingMap
 from tritoncaps.vector_layers import ConvVectorCaps2d, VectorCaps, VectorPrimaryCaps
 from tritoncaps.version import __version__
 
 __all__ = [
+    "CapsuleDropout",
+    "CapsuleNorm",
     "Capsules",
     "ClassCaps",
     "ConvCaps1d",

@@ -11,6 +11,8 @@ from tritoncaps.data import DATASETS
 from tritoncaps.data.pipeline import CROPS
 from tritoncaps.training.networks import COMPETITIONS, NETWORKS
 
+LOSSES = ("auto", "spread", "margin", "cross-entropy", "logit-cross-entropy")
+
 
 class ConfigError(ValueError):
     """A setting that cannot be used."""
@@ -54,9 +56,13 @@ class Config:
         "global", "EM routing: all parents of a child compete for it, or the types at one position", COMPETITIONS
     )
     final_lambda: float | None = _setting(None, "EM routing: what the inverse temperature tends to [1]")
+    capsule_norm: bool | None = _setting(None, "batch normalisation of capsules [only in tiny-capsnet]")
+    capsule_dropout: float = _setting(0.0, "probability that a capsule before the last layer is silent in training")
+    primary_bias: float = _setting(0.0, "of the logits of primary activations, at the start; the authors' code: -1")
     backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
 
-    loss: str = _setting("auto", "loss [the network's own]", ("auto", "spread", "margin", "cross-entropy"))
+    loss: str = _setting("auto", "loss [the network's own]", LOSSES)
+    mixup: float = _setting(0.0, "mix pairs of images by shares of Beta(X, X); 0: none")
     margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
     margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")
     reconstruction: float = _setting(0.0005, "weight of the decoder's squared error, for networks that have one")
@@ -103,12 +109,14 @@ class Config:
             self._at_least(key, 1)
         for key in ("validation", "validation_instances", "edge_padding", "workers", "patience", "seed"):
             self._at_least(key, 0)
-        for key in ("lr", "weight_decay", "reconstruction", "rotation"):
+        for key in ("lr", "weight_decay", "reconstruction", "rotation", "mixup"):
             self._at_least(key, 0)
         if self.validation and self.validation_instances:
             raise ConfigError("--validation and --validation-instances cannot both be given")
         if not 0 < self.lr_tail <= 1:
             raise ConfigError(f"--lr-tail must be above 0 and at most 1, but it is {self.lr_tail}")
+        if not 0 <= self.capsule_dropout < 1:
+            raise ConfigError(f"--capsule-dropout must be at least 0 and below 1, but it is {self.capsule_dropout}")
         if not 0 <= self.scaling < 1:
             raise ConfigError(f"--scaling must be at least 0 and below 1, but it is {self.scaling}")
         if self.final_lambda is not None and not 0 < self.final_lambda < float("inf"):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
@@ -30,7 +31,7 @@ from tritoncaps.training.distributed import World, world
 from tritoncaps.training.evaluation import Evaluation, as_it_is, autocast, evaluate, views
 from tritoncaps.training.interrupts import Interrupts
 from tritoncaps.training.metrics import Metrics
-from tritoncaps.training.objective import Objective, correct
+from tritoncaps.training.objective import Objective, correct, mix
 from tritoncaps.training.progress import Progress
 from tritoncaps.training.task import build_network, load_splits, loss_of, pipeline_of, task_of
 
@@ -91,7 +92,9 @@ class Trainer:
             self.network.compile()
         self.parallel: nn.Module = self.objective
         if w.size > 1:
-            self.parallel = DistributedDataParallel(self.objective, broadcast_buffers=False)
+            # running statistics of batch normalisation are those of the first process
+            normed = any(isinstance(module, _BatchNorm) for module in self.network.modules())
+            self.parallel = DistributedDataParallel(self.objective, broadcast_buffers=normed)
         self.totals = torch.zeros(3, dtype=torch.float64, device=w.device)  # loss, right, images since the last log
         self.speed, self._clock, self._logged = 0.0, 0.0, (self.step, self.seconds)
         self.metrics = Metrics(self.folder, self.step) if w.is_main else None
@@ -174,11 +177,19 @@ class Trainer:
         images, labels, *drawings = (x.to(self.world.device, non_blocking=True) for x in batch)
         seen = self.pipeline.train(images, random.to(self.world.device))
         target = drawings[0].float() / 255 if drawings else None
+        share = self._share_of_labels()
         with autocast(self.world.device, self.config.amp):
-            loss, scores = self.parallel(seen, labels, target)
+            loss, scores = self.parallel(mix(seen, share) if share < 1 else seen, labels, target, share)
         self.scaler.scale(loss / self.config.accumulate).backward()
         right = correct(scores.detach(), labels).sum()
         self.totals += torch.stack([loss.detach() * len(labels), right, right.new_tensor(len(labels))])
+
+    def _share_of_labels(self) -> float:
+        """Of mixup, drawn for each part of a batch: at least a half, so that an image's own label counts most."""
+        if not self.config.mixup:
+            return 1.0
+        share = torch.distributions.Beta(self.config.mixup, self.config.mixup).sample().item()
+        return max(share, 1 - share)
 
     def _batches(self) -> Iterator[list[tuple[Tensor, ...]]]:
         """From the current step to the last, the parts of this process's share of each batch."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from tritoncaps import EMRouting
-from tritoncaps.models import CapsNet, MatrixCapsNet, baselines
+from tritoncaps.models import CapsNet, MatrixCapsNet, TinyCapsNet, baselines
 
 COMPETITIONS = ("global", "local")
+EM_NETWORKS = ("matrix-capsnet-small", "matrix-capsnet", "tiny-capsnet")
 
 
 class Task(NamedTuple):
@@ -23,41 +24,65 @@ class Task(NamedTuple):
     classes: int
 
 
+class Options(NamedTuple):
+    """How a network is built. Networks with EM routing use all of it, others the iterations and the backend."""
+
+    routing: EMRouting = EMRouting()
+    backend: str | None = None
+    norm: bool | None = None
+    dropout: float = 0.0
+    primary_bias: float = 0.0
+
+
 class Network(NamedTuple):
-    """``build`` takes a task, the EM routing (others take its iterations alone) and a backend.
+    """``standardise``: it wants mean 0 and variance 1."""
 
-    ``standardise``: it wants mean 0 and variance 1.
-    """
-
-    build: Callable[[Task, EMRouting, str | None], nn.Module]
+    build: Callable[[Task, Options], nn.Module]
     loss: str
     standardise: bool
     description: str
 
 
-def _matrix_capsnet(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
+def _matrix_capsnet(task: Task, options: Options) -> nn.Module:
     channels = (256 if task.data == "cifar10" else 32, 32, 32, 32)
-    return MatrixCapsNet(task.channels, task.classes, channels, routing=routing, backend=backend)
+    return MatrixCapsNet(task.channels, task.classes, channels, **_of_matrix_capsnet(options))
 
 
-def _small_matrix_capsnet(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
-    return MatrixCapsNet.small(task.channels, task.classes, routing=routing, backend=backend)
+def _small_matrix_capsnet(task: Task, options: Options) -> nn.Module:
+    return MatrixCapsNet.small(task.channels, task.classes, **_of_matrix_capsnet(options))
 
 
-def _capsnet(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
-    side = _square(task)
+def _of_matrix_capsnet(options: Options) -> dict[str, Any]:
+    return {**options._asdict(), "norm": bool(options.norm)}
+
+
+def _tiny_capsnet(task: Task, options: Options) -> nn.Module:
+    norm = options.norm is not False
+    return TinyCapsNet(
+        task.channels,
+        task.classes,
+        _square(task),
+        routing=options.routing,
+        norm=norm,
+        dropout=options.dropout,
+        backend=options.backend,
+    )
+
+
+def _capsnet(task: Task, options: Options) -> nn.Module:
+    side, iterations, backend = _square(task), options.routing.iterations, options.backend
     if task.data == "cifar10":
         return CapsNet.cifar10(backend=backend)
     if task.data == "svhn":
-        return CapsNet.svhn(iterations=routing.iterations, backend=backend)
-    return CapsNet(task.channels, task.classes, side, routing.iterations, backend=backend)
+        return CapsNet.svhn(iterations=iterations, backend=backend)
+    return CapsNet(task.channels, task.classes, side, iterations, backend=backend)
 
 
-def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, EMRouting, str | None], nn.Module]:
-    return lambda task, routing, backend: kind(task.channels, task.classes, _square(task))
+def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, Options], nn.Module]:
+    return lambda task, options: kind(task.channels, task.classes, _square(task))
 
 
-def _linear(task: Task, routing: EMRouting, backend: str | None) -> nn.Module:
+def _linear(task: Task, options: Options) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(task.channels * task.height * task.width, task.classes))
 
 
@@ -70,6 +95,7 @@ def _square(task: Task) -> int:
 NETWORKS: dict[str, Network] = {
     "matrix-capsnet-small": Network(_small_matrix_capsnet, "spread", True, "EM routing, A=64 B=8 C=D=16"),
     "matrix-capsnet": Network(_matrix_capsnet, "spread", True, "EM routing, A=B=C=D=32"),
+    "tiny-capsnet": Network(_tiny_capsnet, "logit-cross-entropy", True, "EM routing, one routed layer, batch norm"),
     "capsnet": Network(_capsnet, "margin", False, "dynamic routing, with a decoder"),
     "cnn-smallnorb": Network(_baseline(baselines.SmallNORBBaseline), "cross-entropy", True, "baseline, Hinton 2018"),
     "cnn-mnist": Network(_baseline(baselines.MNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),
@@ -79,9 +105,9 @@ NETWORKS: dict[str, Network] = {
 
 
 def build(
-    name: str, task: Task, iterations: int = 3, backend: str | None = None, routing: EMRouting | None = None
+    name: str, task: Task, iterations: int = 3, backend: str | None = None, options: Options | None = None
 ) -> nn.Module:
-    """``routing`` overrides ``iterations``."""
+    """``options`` override ``iterations`` and ``backend``."""
     if name not in NETWORKS:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)}, but it is {name!r}")
-    return NETWORKS[name].build(task, routing or EMRouting(iterations), backend)
+    return NETWORKS[name].build(task, options or Options(EMRouting(iterations), backend))

@@ -10,8 +10,8 @@ from torch import nn
 from tritoncaps import EMRouting
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
 from tritoncaps.data.pipeline import JITTERS, Jitter
-from tritoncaps.training.config import Config, ConfigError
-from tritoncaps.training.networks import NETWORKS, Task, build
+from tritoncaps.training.config import Config, ConfigError, flag
+from tritoncaps.training.networks import EM_NETWORKS, NETWORKS, Options, Task, build
 
 Data = ImageSet | MultiMNIST
 
@@ -96,15 +96,20 @@ def task_of(config: Config, data: Data) -> Task:
 
 
 def build_network(config: Config, task: Task) -> nn.Module:
-    if NETWORKS[config.model].loss != "spread" and (config.competition, config.final_lambda) != ("global", None):
-        raise ConfigError(f"--competition and --final-lambda are for EM routing, which {config.model} does not use")
+    if config.model not in EM_NETWORKS:
+        for name in ("competition", "final_lambda", "capsule_norm", "capsule_dropout", "primary_bias"):
+            if getattr(config, name) != getattr(Config, name):
+                raise ConfigError(f"{flag(name)} is for networks with EM routing, which {config.model} is not")
     routing = EMRouting(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
-    return build(config.model, task, config.iterations, config.backend, routing)
+    options = Options(routing, config.backend, config.capsule_norm, config.capsule_dropout, config.primary_bias)
+    return build(config.model, task, options=options)
 
 
 def loss_of(config: Config) -> str:
     own = NETWORKS[config.model].loss
     chosen = own if config.loss == "auto" else config.loss
+    if config.mixup and config.model == "capsnet" and config.reconstruction:
+        raise ConfigError("--mixup has no single digit to draw: use --reconstruction 0")
     if own == "cross-entropy" and chosen != own:
         raise ConfigError(f"--loss {chosen} is for capsules; --model {config.model} is trained by cross-entropy")
     if config.data == "multimnist" and chosen == "spread":
