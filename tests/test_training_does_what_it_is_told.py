@@ -133,6 +133,12 @@ def test_jitter_is_what_the_settings_say():
     assert (pipeline.pad, pipeline.edges) == (3, "repeat")
 
 
+def test_mixup_changes_training_alone(run):
+    mixed, again, plain = run(mixup=0.2), run(mixup=0.2), run()
+    assert same(weights(mixed), weights(again), rtol=0, atol=0)
+    assert not same(weights(mixed), weights(plain))
+
+
 def test_competition_and_lambda_reach_the_layers():
     config = Config(competition="local", final_lambda=0.5, iterations=2)
     network = build_network(config, task_by_name(config))
@@ -247,7 +253,8 @@ def test_configuration_files(tmp_path, run):
         ({"jitter": "last", "standardise": "none"}, "--jitter last is for standardised images"),
         ({"scaling": 1.0}, "--scaling must be at least 0 and below 1, but it is 1.0"),
         ({"lr_tail": 0.0}, "--lr-tail must be above 0 and at most 1, but it is 0.0"),
-        ({"competition": "local"}, "--competition and --final-lambda are for EM routing, which linear does not use"),
+        ({"competition": "local"}, "--competition is for networks with EM routing, which linear is not"),
+        ({"capsule_dropout": 1.0}, "--capsule-dropout must be at least 0 and below 1, but it is 1.0"),
         ({"final_lambda": 0.0}, "--final-lambda must be above 0, but it is 0.0"),
         ({"novel": "azimuth", "data": "mnist"}, "--novel azimuth needs data with views"),
         ({"loss": "spread"}, "--loss spread is for capsules"),
