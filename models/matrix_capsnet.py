@@ -54,13 +54,9 @@ class MatrixCapsNet(nn.Module):
         self.conv_caps2 = ConvCaps2d(c, d, 3, stride=1, **routed)
         self.class_caps = ClassCaps(d, num_classes, coordinates=coordinates, **routed)
         self.dropout = CapsuleDropout(dropout)
-        if norm:
-            self.conv_norm: nn.Module = nn.BatchNorm2d(a, **factory)
-            norms = [CapsuleNorm(caps, **factory) for caps in (b, c, d, num_classes)]
-        else:
-            self.conv_norm = nn.Identity()
-            norms = [nn.Identity()] * 4
-        self.norms = nn.ModuleList(norms)
+        self.conv_norm = nn.BatchNorm2d(a, **factory) if norm else nn.Identity()
+        caps = (b, c, d, num_classes)
+        self.norms = nn.ModuleList([CapsuleNorm(count, **factory) if norm else nn.Identity() for count in caps])
         self.reset_parameters()
 
     @classmethod
