@@ -18,8 +18,9 @@ class TinyCapsNet(nn.Module):
     the votes of all of them, with matrices for every position. ``channels`` are the features and the primary types.
     Images of ``image_size`` 32 give 14x14 features and 6x6 primary capsules: 206 thousand parameters, 2,880 votes.
 
-    norm      batch normalisation of features and of both layers of capsules.
-    dropout   probability that a primary capsule is silent in training.
+    norm          batch normalisation of features and of both layers of capsules.
+    dropout       probability that a primary capsule is silent in training.
+    primary_bias  of the logits of primary activations, at the start.
     ``routing`` overrides ``iterations``.
     """
 
@@ -34,6 +35,7 @@ class TinyCapsNet(nn.Module):
         routing: EMRouting | None = None,
         norm: bool = True,
         dropout: float = 0.0,
+        primary_bias: float = 0.0,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -47,7 +49,7 @@ class TinyCapsNet(nn.Module):
         super().__init__()
         features, primary = channels
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.in_channels, self.image_size = in_channels, image_size
+        self.in_channels, self.image_size, self.primary_bias = in_channels, image_size, primary_bias
         self.conv = nn.Conv2d(in_channels, features, 5, stride=2, **factory)
         self.conv_norm = nn.BatchNorm2d(features, **factory) if norm else nn.Identity()
         self.primary = PrimaryCaps(features, primary, 3, stride=2, **factory)
@@ -72,3 +74,5 @@ class TinyCapsNet(nn.Module):
         for module in self.modules():
             if isinstance(module, (PrimaryCaps, ConvCaps2d, nn.BatchNorm1d, nn.BatchNorm2d)):
                 module.reset_parameters()
+        assert self.primary.activation.bias is not None
+        nn.init.constant_(self.primary.activation.bias, self.primary_bias)

@@ -6,7 +6,7 @@ import torch
 from tritoncaps import CapsuleDropout, CapsuleNorm, Capsules, ClassCaps
 from tritoncaps.models import MatrixCapsNet, TinyCapsNet
 from tritoncaps.training import Config, ConfigError, build
-from tritoncaps.training.networks import Options, Task
+from tritoncaps.training.networks import Task
 from tritoncaps.training.objective import Objective, mix
 from tritoncaps.training.saved import task_by_name
 from tritoncaps.training.task import build_network, loss_of
@@ -148,7 +148,7 @@ def test_tiny_capsnet_is_that_of_the_paper():
 @pytest.mark.parametrize("norm", [True, False])
 def test_tiny_capsnet_learns_a_fixed_batch(norm):
     torch.manual_seed(0)
-    model = build("tiny-capsnet", Task("mnist", 1, 28, 28, 5), options=Options(norm=norm))
+    model = build("tiny-capsnet", Task("mnist", 1, 28, 28, 5), norm=norm)
     objective = Objective(model, "logit-cross-entropy", "fixed", 1, 0.0)
     images, labels = torch.randn(10, 1, 28, 28), torch.arange(10) % 5
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from tritoncaps import EMRouting
 from tritoncaps.models import CapsNet, MatrixCapsNet, TinyCapsNet, baselines
 
 COMPETITIONS = ("global", "local")
@@ -24,53 +23,31 @@ class Task(NamedTuple):
     classes: int
 
 
-class Options(NamedTuple):
-    """How a network is built. Networks with EM routing use all of it, others the iterations and the backend."""
-
-    routing: EMRouting = EMRouting()
-    backend: str | None = None
-    norm: bool | None = None
-    dropout: float = 0.0
-    primary_bias: float = 0.0
-
-
 class Network(NamedTuple):
-    """``standardise``: it wants mean 0 and variance 1."""
+    """``build`` takes a task, the routing iterations and a backend; networks of ``EM_NETWORKS`` take more options by
+    name. ``standardise``: it wants mean 0 and variance 1."""
 
-    build: Callable[[Task, Options], nn.Module]
+    build: Callable[..., nn.Module]
     loss: str
     standardise: bool
     description: str
 
 
-def _matrix_capsnet(task: Task, options: Options) -> nn.Module:
+def _matrix_capsnet(task: Task, iterations: int, backend: str | None, **options: Any) -> nn.Module:
     channels = (256 if task.data == "cifar10" else 32, 32, 32, 32)
-    return MatrixCapsNet(task.channels, task.classes, channels, **_of_matrix_capsnet(options))
+    return MatrixCapsNet(task.channels, task.classes, channels, iterations, backend=backend, **options)
 
 
-def _small_matrix_capsnet(task: Task, options: Options) -> nn.Module:
-    return MatrixCapsNet.small(task.channels, task.classes, **_of_matrix_capsnet(options))
+def _small_matrix_capsnet(task: Task, iterations: int, backend: str | None, **options: Any) -> nn.Module:
+    return MatrixCapsNet.small(task.channels, task.classes, iterations, backend=backend, **options)
 
 
-def _of_matrix_capsnet(options: Options) -> dict[str, Any]:
-    return {**options._asdict(), "norm": bool(options.norm)}
+def _tiny_capsnet(task: Task, iterations: int, backend: str | None, **options: Any) -> nn.Module:
+    return TinyCapsNet(task.channels, task.classes, _square(task), iterations=iterations, backend=backend, **options)
 
 
-def _tiny_capsnet(task: Task, options: Options) -> nn.Module:
-    norm = options.norm is not False
-    return TinyCapsNet(
-        task.channels,
-        task.classes,
-        _square(task),
-        routing=options.routing,
-        norm=norm,
-        dropout=options.dropout,
-        backend=options.backend,
-    )
-
-
-def _capsnet(task: Task, options: Options) -> nn.Module:
-    side, iterations, backend = _square(task), options.routing.iterations, options.backend
+def _capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+    side = _square(task)
     if task.data == "cifar10":
         return CapsNet.cifar10(backend=backend)
     if task.data == "svhn":
@@ -78,11 +55,11 @@ def _capsnet(task: Task, options: Options) -> nn.Module:
     return CapsNet(task.channels, task.classes, side, iterations, backend=backend)
 
 
-def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, Options], nn.Module]:
-    return lambda task, options: kind(task.channels, task.classes, _square(task))
+def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, int, str | None], nn.Module]:
+    return lambda task, iterations, backend: kind(task.channels, task.classes, _square(task))
 
 
-def _linear(task: Task, options: Options) -> nn.Module:
+def _linear(task: Task, iterations: int, backend: str | None) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(task.channels * task.height * task.width, task.classes))
 
 
@@ -104,10 +81,8 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def build(
-    name: str, task: Task, iterations: int = 3, backend: str | None = None, options: Options | None = None
-) -> nn.Module:
-    """``options`` override ``iterations`` and ``backend``."""
+def build(name: str, task: Task, iterations: int = 3, backend: str | None = None, **options: Any) -> nn.Module:
+    """``options``, for networks of ``EM_NETWORKS``: ``routing``, ``norm``, ``dropout``, ``primary_bias``."""
     if name not in NETWORKS:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)}, but it is {name!r}")
-    return NETWORKS[name].build(task, options or Options(EMRouting(iterations), backend))
+    return NETWORKS[name].build(task, iterations, backend, **options)

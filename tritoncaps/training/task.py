@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from tritoncaps import EMRouting
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
 from tritoncaps.data.pipeline import JITTERS, Jitter
 from tritoncaps.training.config import Config, ConfigError, flag
-from tritoncaps.training.networks import EM_NETWORKS, NETWORKS, Options, Task, build
+from tritoncaps.training.networks import EM_NETWORKS, NETWORKS, Task, build
 
 Data = ImageSet | MultiMNIST
 
@@ -96,13 +96,19 @@ def task_of(config: Config, data: Data) -> Task:
 
 
 def build_network(config: Config, task: Task) -> nn.Module:
+    return build(config.model, task, config.iterations, config.backend, **_options(config))
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """What networks with EM routing take besides iterations and backend; others take nothing."""
     if config.model not in EM_NETWORKS:
         for name in ("competition", "final_lambda", "capsule_norm", "capsule_dropout", "primary_bias"):
             if getattr(config, name) != getattr(Config, name):
                 raise ConfigError(f"{flag(name)} is for networks with EM routing, which {config.model} is not")
+        return {}
     routing = EMRouting(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
-    options = Options(routing, config.backend, config.capsule_norm, config.capsule_dropout, config.primary_bias)
-    return build(config.model, task, options=options)
+    norm = {} if config.capsule_norm is None else {"norm": config.capsule_norm}
+    return {"routing": routing, "dropout": config.capsule_dropout, "primary_bias": config.primary_bias, **norm}
 
 
 def loss_of(config: Config) -> str:
