@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tritoncaps import CapsuleDropout, CapsuleNorm, Capsules, ClassCaps, ConvCaps2d, EMRouting, PrimaryCaps
 from tritoncaps.checks import check_positive, check_shape, check_tensor
+from tritoncaps.models.pretrained import load_pretrained
 
 
 class MatrixCapsNet(nn.Module):
@@ -60,9 +61,38 @@ class MatrixCapsNet(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def small(cls, in_channels: int, num_classes: int, iterations: int = 3, **kwargs: Any) -> MatrixCapsNet:
-        """The paper's network of 68 thousand parameters: A = 64, B = 8, C = D = 16."""
-        return cls(in_channels, num_classes, (64, 8, 16, 16), iterations, **kwargs)
+    def small(
+        cls,
+        in_channels: int,
+        num_classes: int,
+        iterations: int | None = None,
+        *,
+        pretrained: str | None = None,
+        **kwargs: Any,
+    ) -> MatrixCapsNet:
+        """The paper's network of 68 thousand parameters: A = 64, B = 8, C = D = 16.
+
+        ``pretrained``: weights that come with the package, "toynorb" for instance (docs/models.md). Iterations and
+        competition are then those of the training, unless ``iterations`` or ``routing`` is given; default 3.
+        """
+        channels = (64, 8, 16, 16)
+        if pretrained is None:
+            return cls(in_channels, num_classes, channels, 3 if iterations is None else iterations, **kwargs)
+        settings, _, weights = load_pretrained(pretrained)
+        trained = (weights["conv.weight"].shape[1], len(weights["class_caps.beta_a"]))
+        if (in_channels, num_classes) != trained:
+            raise ValueError(
+                f"in_channels and num_classes must be {trained[0]} and {trained[1]} for pretrained {pretrained!r}, "
+                f"but they are {in_channels} and {num_classes}"
+            )
+        routing = EMRouting(
+            settings["iterations"] if iterations is None else iterations,
+            settings["final_lambda"],
+            competition=settings["competition"],
+        )
+        network = cls(in_channels, num_classes, channels, **{"routing": routing, **kwargs})
+        network.load_state_dict(weights)
+        return network
 
     def forward(self, images: Tensor) -> Capsules:
         check_tensor("images", images)

@@ -4,6 +4,7 @@ examples:
   tritoncaps evaluate runs/toynorb-matrix-capsnet-small
   tritoncaps evaluate runs/smallnorb-matrix-capsnet --crops 13        averaged over 13 crops of each image
   tritoncaps evaluate runs/smallnorb-matrix-capsnet --by azimuth      accuracy from every side
+  tritoncaps evaluate --pretrained toynorb                            a network that comes with the package
   tritoncaps evaluate runs/mnist-capsnet --data affnist --json        on other data of the same size
 """
 
@@ -16,15 +17,18 @@ from typing import Any
 
 from tritoncaps.data import DATASETS
 from tritoncaps.data.pipeline import CROPS
+from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training import evaluate
 from tritoncaps.training.distributed import world
 from tritoncaps.training.evaluation import views
-from tritoncaps.training.saved import load_network
+from tritoncaps.training.saved import load_network, load_pretrained_network
 from tritoncaps.training.task import load_test, pipeline_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", metavar="RUN", help="a run's folder, or a checkpoint")
+    network = parser.add_mutually_exclusive_group(required=True)
+    network.add_argument("run_folder", metavar="RUN", nargs="?", help="a run's folder, or a checkpoint")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
     parser.add_argument("--data", choices=DATASETS, help="other data than the network was trained for")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
     parser.add_argument("--test-limit", metavar="N", type=int, help="test on this many images")
@@ -35,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    network, config = load_network(args.run_folder)
+    network, config = load_pretrained_network(args.pretrained)[:2] if args.pretrained else load_network(args.run_folder)
     changes = {name: getattr(args, name) for name in ("data", "data_dir", "test_limit", "crops")}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
     data = load_test(config)

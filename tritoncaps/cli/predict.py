@@ -4,6 +4,7 @@ A picture is scaled to the size of the network's images. A network for stereo pa
 and the right image side by side; a picture that is not twice as wide as high is shown to both eyes.
 
 examples:
+  tritoncaps predict --pretrained mnist seven.png                     a network that comes with the package
   tritoncaps predict --run runs/mnist-capsnet seven.png two.png
   tritoncaps predict --run runs/mnist-capsnet *.png --json
   tritoncaps predict --run runs/mnist-capsnet --invert scan.jpg       dark ink on white paper
@@ -19,21 +20,24 @@ import torch
 from torch import Tensor
 
 from tritoncaps.data import DATASETS, DataError
+from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
-from tritoncaps.training.saved import load_network
+from tritoncaps.training.saved import load_network, load_pretrained_network
 from tritoncaps.training.task import pipeline_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
-    parser.add_argument("--run", required=True, metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
+    network = parser.add_mutually_exclusive_group(required=True)
+    network.add_argument("--run", metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
     parser.add_argument("--invert", action="store_true", help="exchange dark and bright")
     parser.add_argument("--crops", type=int, default=1, choices=(1, 5, 13), help="crops to average over")
     parser.add_argument("--json", action="store_true", help="print one JSON object a picture")
 
 
 def run(args: argparse.Namespace) -> int:
-    network, config = load_network(args.run_folder)
+    network, config = load_pretrained_network(args.pretrained)[:2] if args.pretrained else load_network(args.run_folder)
     entry = DATASETS[config.data]
     channels = 1 if config.mono else entry.shape[0]
     for path in args.images:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from tritoncaps.data import DATASETS
+from tritoncaps.models.pretrained import load_pretrained
 from tritoncaps.training.checkpoint import CheckpointError, load_checkpoint
 from tritoncaps.training.config import Config
 from tritoncaps.training.networks import Task
@@ -25,6 +27,15 @@ def load_network(path: str | Path) -> tuple[nn.Module, Config]:
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit its own configuration: {str(error).splitlines()[0]}") from None
     return network.eval(), config
+
+
+def load_pretrained_network(name: str) -> tuple[nn.Module, Config, dict[str, Any]]:
+    """A network that comes with the package, ready to use, how it was trained, and its card."""
+    settings, card, weights = load_pretrained(name)
+    config = Config(**settings)
+    network = build_network(config, task_by_name(config))
+    network.load_state_dict(weights)
+    return network.eval(), config, card
 
 
 def task_by_name(config: Config) -> Task:
