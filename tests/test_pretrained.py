@@ -48,7 +48,7 @@ def test_what_does_not_fit_gets_a_sentence(own):
         ValueError, match="in_channels and num_classes must be 1 and 10 for pretrained 'mine', but they"
     ):
         MatrixCapsNet.small(2, 5, pretrained="mine")
-    with pytest.raises(ValueError, match="pretrained must be one of .*mine, but it is 'yours'"):
+    with pytest.raises(ValueError, match=r"pretrained must be one of .*mine, but it is 'yours'"):
         MatrixCapsNet.small(2, 5, pretrained="yours")
 
 
@@ -57,10 +57,10 @@ def test_damaged_weights_are_not_read(own):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RuntimeError, match="mine.pt is damaged"):
+    with pytest.raises(RuntimeError, match=r"mine\.pt is damaged"):
         pretrained.load_pretrained("mine")
     path.unlink()
-    with pytest.raises(RuntimeError, match="mine.pt cannot be read"):
+    with pytest.raises(RuntimeError, match=r"mine\.pt cannot be read"):
         pretrained.load_pretrained("mine")
 
 
