@@ -65,6 +65,8 @@ def test_ema_is_what_is_kept(run):
     assert not torch.equal(average, saved["network"]["1.weight"])
     network, _ = load_network(result.folder / "last.pt")
     assert torch.equal(network[1].weight, average)
+    network, _ = load_network(result.folder / "last.pt", averaged=False)
+    assert torch.equal(network[1].weight, saved["network"]["1.weight"])
 
 
 def test_schedules(run):

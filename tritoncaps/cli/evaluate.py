@@ -29,6 +29,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     network = parser.add_mutually_exclusive_group(required=True)
     network.add_argument("run_folder", metavar="RUN", nargs="?", help="a run's folder, or a checkpoint")
     network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
+    parser.add_argument(
+        "--no-average", action="store_true", help="of a checkpoint the weights, not their moving average"
+    )
     parser.add_argument("--data", choices=DATASETS, help="other data than the network was trained for")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
     parser.add_argument("--test-limit", metavar="N", type=int, help="test on this many images")
@@ -39,7 +42,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    network, config = load_pretrained_network(args.pretrained)[:2] if args.pretrained else load_network(args.run_folder)
+    if args.pretrained:
+        network, config, _ = load_pretrained_network(args.pretrained)
+    else:
+        network, config = load_network(args.run_folder, averaged=not args.no_average)
     changes = {name: getattr(args, name) for name in ("data", "data_dir", "test_limit", "crops")}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
     data = load_test(config)

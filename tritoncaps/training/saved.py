@@ -15,12 +15,15 @@ from tritoncaps.training.networks import Task
 from tritoncaps.training.task import build_network, pipeline_of
 
 
-def load_network(path: str | Path) -> tuple[nn.Module, Config]:
-    """The network of a run's folder or of a checkpoint, ready to use, and how it was trained."""
+def load_network(path: str | Path, averaged: bool = True) -> tuple[nn.Module, Config]:
+    """The network of a run's folder or of a checkpoint, ready to use, and how it was trained.
+
+    ``averaged``: with the moving average of its weights, if the run has one; False: with the weights themselves.
+    """
     saved = load_checkpoint(path)
     config: Config = saved["config"]
     network = build_network(config, task_by_name(config))
-    average = saved.get("average")
+    average = saved.get("average") if averaged else None
     weights = saved["network"] if average is None else _averaged(average)
     try:
         network.load_state_dict(weights)
