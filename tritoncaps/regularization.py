@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps.capsules import Capsules
 from tritoncaps._internal.checks import check_like_layer, check_positive, check_shape, check_tensor
+from tritoncaps.capsules import Capsules
 
 LOGIT_EPSILON = 1e-6  # activations are kept this far from 0 and 1 where their logits are needed
 
