@@ -15,6 +15,7 @@ importing this package costs nothing.
     stored_votes.py their micro-kernels
     workspace.py    memory that is reused from call to call, and large memory that is not
     tasks.py        how threads share a kernel's tasks
+    interrupts.py   signals while kernels run
     threads.py, compiling.py
 """
 
