@@ -16,7 +16,7 @@ from problems import DIGITS, count
 from torch import Tensor
 
 from tritoncaps import functional, reference
-from tritoncaps.kernels.triton.dynamic_costs import routing_bytes
+from tritoncaps.kernels.dynamic.triton.costs import routing_bytes
 from tritoncaps.testing import VectorProblem
 
 

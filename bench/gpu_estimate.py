@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tritoncaps import EMRouting, RoutingMap, reference
-from tritoncaps.kernels.triton.config import REFERENCE_BATCH
-from tritoncaps.kernels.triton.costs import Cost, em_routing_costs
-from tritoncaps.kernels.triton.resources import BUDGET
+from tritoncaps.kernels.common.triton.launching import REFERENCE_BATCH
+from tritoncaps.kernels.common.triton.resources import BUDGET
+from tritoncaps.kernels.mixture.triton.costs import Cost, em_routing_costs
 
 BATCH = 64
 PROVIDERS = ("tritoncaps", "eager reference")

@@ -1,1 +1,1 @@
-"""The kernels: `em_routing`, the iteration over three views, and the backends that provide them."""
+"""The kernels: a folder for each algorithm, and `common` for what they share."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, PrimaryCaps
-from tritoncaps.checks import check_positive, check_shape, check_tensor
+from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
 
 
 class MatrixCapsNet(nn.Module):

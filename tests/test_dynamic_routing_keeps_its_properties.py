@@ -1,11 +1,13 @@
 """Every backend's dynamic routing and squash equal the reference and have all properties of `tritoncaps.testing`."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from tritoncaps import DynamicRouting, RoutingMap, backends, functional, reference, testing, use_backend
+from tritoncaps import DynamicRouting, RoutingMap, functional, reference, testing, use_backend
+from tritoncaps.kernels.common import backends
 from tritoncaps.testing import VectorInputs, VectorProblem, assert_as_good_as, assert_close, vector_gradients
 
 # how many problems for each check, and the most types in them
@@ -130,7 +132,7 @@ def test_state_is_kept_per_parent_and_not_per_pair():
 def test_vectors_too_long_for_triton_are_routed_by_the_reference(monkeypatch):
     """Where Triton is only what a device gets by default; `use_backend` is a request, as `backend=` is."""
     poses, weight, routing_map = torch.randn(1, 2, 3), torch.randn(1, 2, 3, 3, 129), RoutingMap.full(())
-    monkeypatch.setattr(backends, "OF_DEVICE", {"cpu": "triton"})
+    monkeypatch.setattr(backends, "BACKENDS", {"triton": replace(backends.TRITON, devices=("cpu",))})
     with pytest.warns(UserWarning, match=r"uses its slow reference .* at most 128 on triton, .* \[1, 2, 3, 3, 129\]"):
         found = functional.dynamic_routing(poses, weight, routing_map)
     assert found.equal(reference.dynamic_routing(poses, weight, routing_map, DynamicRouting()))
@@ -167,9 +169,9 @@ def test_squash_is_flat_at_zero(backend):
 
 def test_counted_traffic_is_that_of_the_launches(monkeypatch):
     """The arrays that are given to the Triton launches of a step of CapsNet's class capsules, without running any."""
-    from tritoncaps.kernels.dynamic_routing import Options
-    from tritoncaps.kernels.triton import dynamic_routing
-    from tritoncaps.kernels.triton.dynamic_costs import routing_bytes
+    from tritoncaps.kernels.dynamic.options import Options
+    from tritoncaps.kernels.dynamic.triton import routing as dynamic_routing
+    from tritoncaps.kernels.dynamic.triton.costs import routing_bytes
 
     total = 0
 

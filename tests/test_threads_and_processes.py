@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, functional
-from tritoncaps.kernels.cpu import threads as pool
+from tritoncaps.kernels.common.cpu import threads as pool
 from tritoncaps.testing import Problem, gradients
 
 ROOT = Path(__file__).parent.parent
@@ -177,7 +177,7 @@ def test_layers_of_one_model_share_the_compiled_kernels():
     """A second process finds the kernels on disk: it compiles nothing."""
     code = f"""
     {ROUTE}
-    from tritoncaps.kernels.cpu import parent_view
+    from tritoncaps.kernels.mixture.cpu import parent_view
     print(sum(sum(f.stats.cache_misses.values()) for f in vars(parent_view).values() if hasattr(f, 'stats')))
     """
     assert run(code).returncode == 0

@@ -14,8 +14,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import InterpretedFunction
 
-import tritoncaps.flops  # registers the formulas
-import tritoncaps.kernels.triton
 from tritoncaps import (
     Capsules,
     ClassCaps,
@@ -28,8 +26,9 @@ from tritoncaps import (
     reference,
 )
 from tritoncaps.convert import convert_weight, load_weight
-from tritoncaps.kernels import em_routing
-from tritoncaps.kernels.flops import backward_flops, forward_flops
+from tritoncaps.kernels.common import backends
+from tritoncaps.kernels.common.flops import backward_flops, forward_flops
+from tritoncaps.kernels.mixture import iteration as em_routing
 from tritoncaps.models import CapsNet, MatrixCapsNet
 from tritoncaps.testing import Problem
 
@@ -300,7 +299,7 @@ def test_launches_go_to_the_gpu_of_their_tensors(monkeypatch):
         yield
         inside.pop()
 
-    monkeypatch.setattr(tritoncaps.kernels.triton, "surroundings", surroundings)
+    monkeypatch.setattr(backends, "_surroundings", lambda name: surroundings)
     record = lambda kernel, *args, **kwargs: launched.append((kernel.fn.__name__, len(inside)))  # noqa: E731
     monkeypatch.setattr(InterpretedFunction, "run", record)
     poses, activations, weight, beta_u, beta_a = inputs = TINY.inputs(torch.float32, requires_grad=True)

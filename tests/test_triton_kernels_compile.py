@@ -11,7 +11,7 @@ import pytest
 def test_resources(target):
     """Compiled ahead of time in a process of its own: this one has Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tritoncaps.kernels.triton.resources", "--targets", target]
+    command = [sys.executable, "-m", "tritoncaps.kernels.common.triton.resources", "--targets", target]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "kernels compiled: all within the budget" in result.stdout

@@ -7,7 +7,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from tritoncaps import RoutingMap, functional
-from tritoncaps.kernels.triton.costs import em_routing_costs, launch_metadata, parent_metadata, sum_metadata
+from tritoncaps.kernels.mixture.triton.costs import em_routing_costs, launch_metadata, parent_metadata, sum_metadata
 from tritoncaps.testing import Problem
 
 PROBLEM = Problem(RoutingMap.conv((14, 14), 3, stride=2), images=64, in_caps=32, out_caps=32)

@@ -1,8 +1,8 @@
 """tritoncaps: capsule layers for PyTorch whose kernels never store a vote."""
 
 from tritoncaps import functional, reference
-from tritoncaps.backends import use_backend
 from tritoncaps.capsules import Capsules, Gaussians
+from tritoncaps.kernels.common.backends import use_backend
 from tritoncaps.layers import ClassCaps, ConvCaps1d, ConvCaps2d, ConvCaps3d, PrimaryCaps
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
 from tritoncaps.routing import DynamicRouting, EMRouting

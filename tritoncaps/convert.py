@@ -15,7 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from tritoncaps.checks import check_tensor
+from tritoncaps._internal.checks import check_tensor
 from tritoncaps.layers import ClassCaps, ConvCaps2d
 
 

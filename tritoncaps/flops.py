@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from tritoncaps.kernels.flops import (
+from tritoncaps.kernels.common.flops import (
     COORDINATES,
     PRODUCT,
     SQUASH,

@@ -14,9 +14,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from tritoncaps import backends, dynamic_ops, ops, reference, vote_ops
-from tritoncaps.capsules import Capsules, Gaussians
-from tritoncaps.checks import (
+from tritoncaps import reference
+from tritoncaps._internal import second_derivatives  # noqa: F401, registers them
+from tritoncaps._internal.checks import (
     check_alike,
     check_labels,
     check_map,
@@ -27,7 +27,12 @@ from tritoncaps.checks import (
     check_tensor,
     under_autocast,
 )
-from tritoncaps.kernels.dynamic_routing import LONGEST_ON_TRITON
+from tritoncaps.capsules import Capsules, Gaussians
+from tritoncaps.kernels.common import backends
+from tritoncaps.kernels.dynamic import operators as dynamic_ops
+from tritoncaps.kernels.dynamic.options import LONGEST_ON_TRITON
+from tritoncaps.kernels.mixture import operators as ops
+from tritoncaps.kernels.mixture import stored_operators as vote_ops
 from tritoncaps.routing import DynamicRouting, EMRouting
 from tritoncaps.routing_map import RoutingMap
 

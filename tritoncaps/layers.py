@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.common_types import _size_any_t
 
-from tritoncaps import backends
+from tritoncaps._internal.checks import check_like_layer, check_positive, check_routing, check_shape, check_tensor
 from tritoncaps.capsules import Capsules
-from tritoncaps.checks import check_like_layer, check_positive, check_routing, check_shape, check_tensor
+from tritoncaps.kernels.common import backends
 from tritoncaps.routing import EMRouting
 from tritoncaps.routing_map import RoutingMap, per_axis
 

@@ -18,6 +18,7 @@ from einops import einsum, rearrange, reduce, repeat
 from torch import Tensor
 
 from tritoncaps.capsules import Capsules, Gaussians
+from tritoncaps.kernels.common.numerics import least_support, widen
 from tritoncaps.routing import DynamicRouting, EMRouting
 from tritoncaps.routing_map import RoutingMap
 
@@ -256,20 +257,10 @@ def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data
     return routing_map.num_children * in_caps / (routing_map.num_parents * out_caps)
 
 
-def least_support(dtype: torch.dtype) -> float:
-    """A parent that explains no more data than this explains nothing: its inverse would overflow."""
-    return 1e4 * torch.finfo(dtype).tiny
-
-
 def _silence(poses: Tensor, activations: Tensor) -> Tensor:
     """A child with activation zero is ignored, even if its pose is inf or nan."""
     silent = rearrange(activations == 0, "... -> ... 1 1")
     return poses.masked_fill(silent & ~poses.isfinite(), 0)
-
-
-def widen(x: Tensor) -> Tensor:
-    """float16 and bfloat16 are for storage: compute in float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _at_edges(x: Tensor, routing_map: RoutingMap) -> Tensor:

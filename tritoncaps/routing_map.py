@@ -9,24 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritoncaps.tracing import constant, plain
+from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.tracing import constant, plain
 
 Size = tuple[int, ...]
-
-
-class Tables(NamedTuple):
-    """The tables of a map, as kernels read them, on one device. A pair is an edge, numbered p * S + s."""
-
-    children: Tensor  # int32 [P, S]: child location that feeds parent location p at slot s, or -1
-    weight_of: Tensor  # int32 [S]: the weight block that slot s uses
-    offset: Tensor  # float64 [S, 4]: what slot s adds to the right-hand column of its votes
-    parents_start: Tensor  # int32 [L + 1]: the pairs of child location c are parents_pair[start[c]:start[c + 1]]
-    parents_pair: Tensor  # int32 [E]: pairs p * S + s, ascending for each child
 
 
 _graphs = itertools.count()  # a number for each arbitrary graph

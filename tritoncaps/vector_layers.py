@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps import backends, functional
+from tritoncaps import functional
+from tritoncaps._internal.checks import check_like_layer, check_positive, check_routing, check_shape, check_tensor
 from tritoncaps.capsules import Capsules
-from tritoncaps.checks import check_like_layer, check_positive, check_routing, check_shape, check_tensor
+from tritoncaps.kernels.common import backends
 from tritoncaps.routing import DynamicRouting
 from tritoncaps.routing_map import RoutingMap, per_axis
 

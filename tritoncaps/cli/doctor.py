@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 import tritoncaps
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, backends
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, kernels
 from tritoncaps.data import data_folder
+from tritoncaps.kernels.common import backends
 
 PACKAGES = ("torch", "triton", "numba", "einops", "numpy", "tqdm", "matplotlib", "pillow", "tensorboard")
 
@@ -66,7 +67,7 @@ def _version(package: str) -> str | None:
 
 def _kernel_cache() -> dict[str, Any]:
     """The CPU kernels that are compiled and on disk."""
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(backends.kernels("cpu").__file__ or "").parent)
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(kernels.__file__ or "").parent)
     files = list(folder.rglob("*.nbc"))
     return {"folder": str(folder), "files": len(files), "bytes": sum(f.stat().st_size for f in files)}
 

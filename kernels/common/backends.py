@@ -1,0 +1,129 @@
+"""Which kernels run: the table of backends, and the choice of one by device or by request.
+
+reference   any device      einops; stores votes; the definition
+cpu         CPU             kernels/*/cpu, compiled by Numba
+triton      CUDA and ROCm   kernels/*/triton; on CPU tensors under TRITON_INTERPRET=1
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from tritoncaps.kernels.common.tracing import constant
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A set of kernels. Each algorithm has a package of its own for it, `kernels.<algorithm>.<name>`."""
+
+    name: str
+    package: str  # that compiles the kernels
+    devices: tuple[str, ...]  # for which this backend is chosen
+
+    def kernels(self, algorithm: str) -> Any:
+        """The backend object of an algorithm, imported at its first use."""
+        return _kernels(algorithm, self.name)
+
+    def surroundings(self, tensor: torch.Tensor) -> AbstractContextManager[Any]:
+        """The context in which all kernels for ``tensor`` run."""
+        return _surroundings(self.name)(tensor)
+
+
+CPU = Backend("cpu", "numba", ("cpu", "meta"))
+TRITON = Backend("triton", "triton", ("cuda",))
+BACKENDS = {backend.name: backend for backend in (CPU, TRITON)}
+NAMES = ("reference", *BACKENDS)
+
+_requested: str | None = None
+
+
+@contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Inside, every call that does not name a backend itself uses ``name``, in all threads; None: chosen by device."""
+    global _requested
+    before, _requested = _requested, check_name(name)
+    try:
+        yield
+    finally:
+        _requested = before
+
+
+def check_name(name: str | None) -> str | None:
+    if name is not None and name not in NAMES:
+        raise ValueError(f"backend must be one of {', '.join(map(repr, NAMES))} or None, but it is {name!r}")
+    return name
+
+
+def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> str:
+    """The backend for tensors on ``device``: the one asked for, which must work there, or the best that does.
+    ``triton_refuses`` says why Triton's kernels are not for these tensors, if they are not."""
+    name = check_name(name) or _requested
+    if torch.onnx.is_in_onnx_export():
+        return "reference"  # made of operators that ONNX knows
+    if name is None:
+        return _automatic(device.type, triton_refuses)
+    if name == CPU.name and device.type not in CPU.devices:
+        raise RuntimeError(f"backend 'cpu' needs CPU tensors, but they are on {device}")
+    if name == TRITON.name and triton_refuses:
+        raise ValueError(triton_refuses)
+    if name == TRITON.name and device.type not in ("cuda", "meta") and not triton_runs_on_cpu():
+        raise RuntimeError(
+            f"backend 'triton' needs a GPU, or TRITON_INTERPRET=1 in the environment before Triton is imported, "
+            f"but the tensors are on {device}"
+        )
+    return name
+
+
+def kernels(algorithm: str, name: str) -> Any:
+    """The backend object of an algorithm: `kernels("mixture", "cpu")`."""
+    return BACKENDS[name].kernels(algorithm)
+
+
+def triton_runs_on_cpu() -> bool:
+    """Under Triton's interpreter, or where something else takes its launches (an emulator)."""
+    return os.environ.get("TRITON_INTERPRET") == "1" or os.environ.get("TRITONCAPS_TRITON_ON_CPU") == "1"
+
+
+def _automatic(device_type: str, triton_refuses: str) -> str:
+    wanted = next((backend for backend in BACKENDS.values() if device_type in backend.devices), None)
+    if wanted is None:
+        _fall_back(f"no kernels for {device_type} devices")
+        return "reference"
+    missing = _missing(wanted.name) or (triton_refuses if wanted is TRITON else "")
+    if missing:
+        _fall_back(missing)
+        return "reference"
+    return wanted.name
+
+
+@constant
+def _missing(name: str) -> str:
+    """Why the backend cannot be used, or an empty string."""
+    package = BACKENDS[name].package
+    return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
+
+
+@constant
+def _fall_back(reason: str) -> None:
+    """Warns once for each reason."""
+    warnings.warn(f"tritoncaps uses its slow reference backend, which stores votes: {reason}", stacklevel=4)
+
+
+@cache
+def _kernels(algorithm: str, name: str) -> Any:
+    return importlib.import_module(f"tritoncaps.kernels.{algorithm}.{name}")
+
+
+@cache
+def _surroundings(name: str) -> Any:
+    return importlib.import_module(f"tritoncaps.kernels.common.{name}.surroundings").surroundings

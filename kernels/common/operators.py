@@ -1,0 +1,121 @@
+"""How our operators are registered with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tritoncaps.kernels.common.backends import BACKENDS
+
+
+def operator(function: Callable[..., Any]) -> Any:
+    """Make ``function`` the opaque operator ``tritoncaps::<its name>`` of all devices; autograd is left to the caller.
+
+    `torch.library.custom_op` would do, but its first call imports torch's compiler, which takes more than a second.
+    """
+    name = f"tritoncaps::{function.__name__}"
+    # the annotations are names of the file that defines the function, not of a decorator's
+    torch.library.define(name, torch.library.infer_schema(unwrap(function), mutates_args=()))
+    torch.library.impl(name, "default", function)
+    overload = getattr(torch.ops.tritoncaps, function.__name__).default
+    torch.library.register_vmap(name, _one_by_one(overload))
+    return overload
+
+
+def fake(overload: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates the function that tells shapes, strides and dtypes of the outputs of an operator."""
+    return torch.library.register_fake(overload._schema.name)
+
+
+def surrounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run ``function`` in the context of its backend; the last argument names that, the first is a tensor."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        with BACKENDS[arguments[-1]].surroundings(arguments[0]):
+            return function(*arguments)
+
+    return call
+
+
+_references: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}  # of backward operators
+
+
+def reference_of(backward: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates the function that computes what a backward operator does, by the reference.
+
+    It takes the operator's arguments and returns its gradients, but never an empty one for what is not needed.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _references[backward] = function
+        return function
+
+    return register
+
+
+def differentiable_again(backward: Any) -> Callable[..., Any]:
+    """The backward operator as a function whose own gradient is that of its reference (see `reference_of`)."""
+
+    class Again(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return backward(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            leaves, ctx.structure = tree_flatten(inputs)
+            ctx.save_for_backward(*[x for x in leaves if isinstance(x, Tensor)])
+            ctx.leaves = [_SAVED if isinstance(x, Tensor) else x for x in leaves]
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            saved = iter(ctx.saved_tensors)
+            inputs = tree_unflatten([next(saved) if x is _SAVED else x for x in ctx.leaves], ctx.structure)
+            places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+
+            def first(*tensors: Tensor) -> tuple[Tensor, ...]:
+                given = dict(zip(places, tensors, strict=True))
+                return _references[backward](*(given.get(i, x) for i, x in enumerate(inputs)))
+
+            values, pull_back = torch.func.vjp(first, *(inputs[i] for i in places))[:2]
+            needed = zip(grads, values, strict=True)
+            found = pull_back(tuple(g if g.shape == x.shape else torch.zeros_like(x) for g, x in needed))
+            second = dict(zip(places, found, strict=True))
+            return tuple(second.get(i) for i in range(len(inputs)))
+
+    def call(*arguments: Any) -> Any:
+        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return Again.apply(*arguments) if twice else backward(*arguments)
+
+    return call
+
+
+_SAVED = object()  # stands for a tensor among other arguments
+
+
+def _one_by_one(overload: Any) -> Callable[..., Any]:
+    """The rule of `torch.func.vmap`: call the operator for each member of the batch, and stack what it returns."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        members = range(info.batch_size)
+        outputs = [overload(*(_member(x, dim, i) for x, dim in zip(args, in_dims, strict=True))) for i in members]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True)), (0,) * len(outputs[0])
+
+    return rule
+
+
+def _member(x: Any, dim: Any, i: int) -> Any:
+    if isinstance(x, (list, tuple)) and isinstance(dim, (list, tuple)):
+        return [_member(part, part_dim, i) for part, part_dim in zip(x, dim, strict=True)]
+    return x if dim is None else x.select(dim, i)

@@ -1,0 +1,1 @@
+"""What all Triton kernels share: launch options, pairs of locations, what the compiler makes of each kernel."""

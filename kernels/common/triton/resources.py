@@ -1,0 +1,340 @@
+"""What every kernel needs on every target: registers, spills, shared memory and instructions.
+
+    python -m tritoncaps.kernels.common.triton.resources           compare with resources.json
+    python -m tritoncaps.kernels.common.triton.resources --write   write it
+
+Kernels are compiled ahead of time, so no GPU is needed; but not under TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tritoncaps.kernels.dynamic.triton import config as dynamic_config
+from tritoncaps.kernels.mixture.triton import config
+
+BUDGET = Path(__file__).with_name("resources.json")
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+SHAPE = (32, 32)  # child and parent types
+ODD_SHAPE = (7, 33)  # that leave tiles half empty
+STORAGES = {"fp16": "float16", "bf16": "bfloat16"}  # what computes in float32
+POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
+ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
+INPUTS = ("p_poses", "p_weight", "p_activations", "p_votes", "p_assignments", "p_grad_assignments", "p_grad_votes")
+INPUTS += ("p_weights", "p_left", "p_dV")
+SLACK = 1.1  # by which a compiler may exceed the budget
+FORBIDDEN = ("stack", "spills", "divisions", "strided")
+
+INDICES = ("children", "weight_of", "parents_start", "group_child", "group_start")
+INDICES += ("pair_child", "pair_parent", "pair_slot", "weight_start")
+
+
+class Variant(NamedTuple):
+    """A kernel as a launch specialises it, with its constant arguments and the names of its pointers that are None."""
+
+    module: str
+    kernel: str
+    options: dict[str, Any]
+    absent: tuple[str, ...]
+    num_warps: int
+    dtype: str = "fp32"
+    storage: str = "fp32"  # of the inputs
+
+    @property
+    def name(self) -> str:
+        options = self.options
+        words = [self.kernel.removesuffix("_kernel")]
+        words += [options["WEIGHTS"]] if "WEIGHTS" in options else []
+        words += ["local"] if options.get("LOCAL") else []
+        words += ["of outputs"] if self.kernel == "slopes_kernel" and "p_moments" in self.absent else []
+        words += ["of the last iteration"] if options.get("ALL") is False and "p_dV" in self.absent else []
+        words += ["of stored votes"] if {"p_poses", "p_slopes"} & set(self.absent) and "WEIGHTS" not in options else []
+        words += [f"{options['B']}->{options['C']}"] if "B" in options else []
+        words += [f"of {options['D']}->{options['E']}"] if "D" in options else []
+        words += [f"without {name.removeprefix('p_')}" for name in ("p_q", "p_g") if name in self.absent]
+        words += ["in float64"] if self.dtype == "fp64" else []
+        words += [f"of {STORAGES[self.storage]}"] if self.storage in STORAGES else []
+        return " ".join(words)
+
+
+def variants(target: str) -> Iterator[Variant]:
+    """Every kernel with every tile that `choose` returns, in float32 and float64; and on one target each, what differs
+    little from one to another: inputs in float16, with local competition and half empty tiles, gradients of the last
+    iteration only, inputs in bfloat16, and half empty tiles of the child and the edge view in float64."""
+    lanes = TARGETS[target][2]
+    chosen, double = (config.choose(16, 9, *SHAPE, 9, 144, is_double, lanes) for is_double in (False, True))
+    for tiles, dtype in ((chosen, "fp32"), (double, "fp64")):
+        kernels = (*_routing_variants(SHAPE, tiles), *_stored_variants(SHAPE, tiles), *_parent_variants())
+        for variant in (*kernels, *_dynamic_variants(dynamic_config.SIZES, dtype == "fp64")):
+            yield variant._replace(dtype=dtype, storage=dtype)
+    if target == "sm_80":
+        for variant in (*_routing_variants(ODD_SHAPE, chosen, LOCAL=True), *_stored_variants(ODD_SHAPE, chosen)):
+            yield variant._replace(storage="fp16")
+    if target == "sm_90":
+        yield from _gradient_variants(SHAPE, chosen, ALL=False)
+    if target == "sm_100":
+        for variant in _stored_variants(SHAPE, chosen):
+            yield variant._replace(storage="bf16")
+    if target == "gfx942":
+        for variant in (*_likelihood_variants(ODD_SHAPE, double), *_stored_variants(ODD_SHAPE, double)):
+            yield variant._replace(dtype="fp64", storage="fp64")
+
+
+def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
+    """The views with votes in registers."""
+    absent = {
+        "uniform": ("p_statistics", "p_slopes", "p_log_sum", "p_da"),
+        "assignment": ("p_slopes", "p_da"),
+        "gradient": (),
+    }
+    for weights, names in absent.items():
+        options = {"WEIGHTS": weights, "LOCAL": LOCAL, "H": 16, "COUNT": 16}
+        names = ("p_votes", "p_weights", *names)
+        yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
+    yield from _gradient_variants(shape, chosen, LOCAL)
+    yield from _likelihood_variants(shape, chosen)
+
+
+def _likelihood_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+    """The child view's sums for each group of competing parents."""
+    yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
+    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", shape, chosen.child)
+
+
+def _gradient_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False, ALL: bool = True) -> Iterator[Variant]:
+    """The last sweep of the backward pass."""
+    options = {"LOCAL": LOCAL, "ALL": ALL}
+    yield _variant("mixture.triton.child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), **options)
+    yield _variant("mixture.triton.weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), **options)
+
+
+def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+    """The views and the edge view with votes in memory."""
+    absent = {"stored assignment": ("p_statistics",), "stored gradient": ("p_activations",)}
+    for weights, names in absent.items():
+        options = {"WEIGHTS": weights, "LOCAL": False, "H": 16, "COUNT": 16}
+        names = (*POSES, "p_slopes", "p_log_sum", "p_da", *names)
+        yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
+    yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, (*POSES, "p_activations"), H=16)
+    yield _variant("mixture.triton.child_view", "edge_product_kernel", shape, chosen.child)
+    options = {"LOCAL": False, "ALL": False}
+    yield _variant("mixture.triton.child_view", "child_gradient_kernel", shape, chosen.gradient, ITERATIONS, **options)
+    yield _variant("mixture.triton.weight_view", "weight_view_kernel", shape, chosen.gradient, ITERATIONS, **options)
+    for kernel in ("pose_votes", "coordinate_addition", "assignment", "m_step_gradient", "e_step_gradient"):
+        options = {"DTYPE": None, "H": 16, "LOCAL": False}
+        yield _variant("mixture.triton.edge_view", f"{kernel}_kernel", shape, chosen.gradient, **options)
+
+
+def _parent_variants() -> Iterator[Variant]:
+    """What is per parent, and the sum of the weight's splits."""
+    options = {"H": 16, "C": 32, "LEAST_SUPPORT": 1e-34, "BLOCK": config.PARENTS}
+    given = ("p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
+    yield Variant("mixture.triton.parents", "fit_kernel", options, (), config.PARENT_WARPS)
+    yield Variant("mixture.triton.parents", "slopes_kernel", options, given, config.PARENT_WARPS)
+    yield Variant(
+        "mixture.triton.parents",
+        "slopes_kernel",
+        options,
+        ("p_moments", "p_grad_variance", "p_grad_logit"),
+        config.PARENT_WARPS,
+    )
+    yield Variant("mixture.triton.parents", "outputs_kernel", options, (), config.PARENT_WARPS)
+    options = {"C": 32, "BLOCK_SPLITS": config.ADDED_SPLITS, "BLOCK": config.NUMBERS}
+    yield Variant("mixture.triton.weight_view", "add_splits_kernel", options, (), 4)
+
+
+def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
+    """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
+    from tritoncaps.kernels.dynamic.triton import squash
+
+    for E in vectors:
+        chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
+        sizes = {"B": SHAPE[0], "C": SHAPE[1], "D": 8, "E": E}
+        tile, weight_tile = chosen.tile._asdict(), chosen.weight_tile._asdict()
+        warps = tile.pop("num_warps"), weight_tile.pop("num_warps")
+        options = {**sizes, **tile}
+        first = (("p_q", "p_g", "p_mean"), ("p_g", "p_mean")) if not double and dynamic_config.SIZES[0] == E else ()
+        for absent in (*first, ()):
+            yield Variant(
+                "dynamic.triton.views", "dynamic_parent_view_kernel", {**options, "LOCAL": False}, absent, warps[0]
+            )
+            yield Variant(
+                "dynamic.triton.views", "dynamic_child_view_kernel", {**options, "RIVAL": True}, absent, warps[0]
+            )
+        options = {**sizes, "LOCAL": False, "VARIABLE": True}
+        rows = {"BD": dynamic_config.NUMBERS}
+        yield Variant(
+            "dynamic.triton.views", "dynamic_child_gradient_kernel", {**options, **tile, **rows}, (), warps[0]
+        )
+        options = {**options, **weight_tile, "BD": dynamic_config.ROWS}
+        yield Variant("dynamic.triton.views", "dynamic_weight_view_kernel", options, (), warps[1])
+        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash.tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash.tile(E)}, (), 4)
+
+
+def measure(variant: Variant, target: str) -> dict[str, int]:
+    """Compile a variant and read what the compiler reports."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    limits = {} if target.startswith("gfx") else {"maxnreg": config.REGISTERS}
+    options = {"num_warps": variant.num_warps, **limits}
+    compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
+    usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
+    contiguous = 0 if variant.module.endswith("parents") else -1  # axis of a tile
+    return {
+        **usage,
+        **_habits(compiled.asm, contiguous),
+        "shared": compiled.metadata.shared,
+        "warps": variant.num_warps,
+    }
+
+
+def report(targets: list[str]) -> dict[str, dict[str, dict[str, int]]]:
+    """What every variant needs on every target."""
+    return {target: {variant.name: measure(variant, target) for variant in variants(target)} for target in targets}
+
+
+def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
+    """Every spill, and everything that exceeds the budget or has none."""
+    found = []
+    for target, kernels in needs.items():
+        for name, usage in kernels.items():
+            allowed = budget.get(target, {}).get(name)
+            if allowed is None:
+                found.append(f"{target} {name}: no budget")
+                continue
+            limits = {key: allowed[key] for key in ("registers", "shared", "instructions")}
+            limits |= dict.fromkeys(FORBIDDEN, 0)
+            found += [
+                f"{target} {name}: {key} is {usage[key]}, the budget {limit}"
+                for key, limit in limits.items()
+                if usage[key] > SLACK * limit
+            ]
+    return found
+
+
+def _variant(
+    module: str, kernel: str, shape: tuple[int, int], tile: Any, absent: tuple[str, ...] = (), **options: Any
+) -> Variant:
+    options.update(B=shape[0], C=shape[1], BN=tile.BN, BB=tile.BB, BC=tile.BC)
+    return Variant(module, kernel, options, absent, tile.num_warps)
+
+
+def _signature(variant: Variant) -> dict[str, Any]:
+    """The arguments of ASTSource: the types of a launch with aligned tensors and sizes that are not special."""
+    import importlib
+
+    import triton.language as tl
+
+    kernel = getattr(importlib.import_module(f"tritoncaps.kernels.{variant.module}"), variant.kernel)
+    constants = {**variant.options, **dict.fromkeys(variant.absent)}
+    if "DTYPE" in constants:
+        constants["DTYPE"] = tl.float64 if variant.dtype == "fp64" else tl.float32
+    types, attributes = {}, {}
+    for parameter in kernel.params:
+        name = parameter.name
+        if name in constants:
+            types[name] = "constexpr"
+        elif name.startswith("p_"):
+            stored = name in INPUTS or (name == "p_out" and variant.module.endswith("edge_view"))
+            number = variant.storage if stored else variant.dtype
+            types[name] = "*i32" if name.removeprefix("p_") in INDICES else f"*{number}"
+            attributes[(parameter.num,)] = [["tt.divisibility", 16]]
+        else:
+            types[name] = parameter.annotation_type or "i32"
+    constants = {name: value for name, value in constants.items() if name in types}
+    return {"fn": kernel, "signature": types, "constexprs": constants, "attrs": attributes}
+
+
+def _habits(asm: dict[str, str], contiguous: int) -> dict[str, int]:
+    """Divisions by what is no constant inside a loop, and loads whose lanes do not run along the contiguous axis."""
+    divisors = re.findall(r"^ {6,}.* arith\.(?:div|rem)[su]i %\S+, (%\S+)", asm["ttir"], re.MULTILINE)
+    orders = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*order = \[([\d, ]+)", asm["ttgir"], re.MULTILINE))
+    loads = re.findall(r"tt\.load .*: tensor<([\dx]+)x!tt\.ptr<\w+>, (#\w+)>", asm["ttgir"])
+    strided = 0
+    for sizes, layout in loads:
+        shape = [int(size) for size in sizes.split("x")]
+        fastest = next((axis for axis in map(int, orders[layout].split(",")) if shape[axis] > 1), contiguous)
+        strided += shape[contiguous] > 1 and fastest != contiguous % len(shape)
+    return {"divisions": sum(not divisor.startswith("%c") for divisor in divisors), "strided": strided}
+
+
+def _nvidia_usage(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        resources = _run("cuobjdump", "-res-usage", file.name)
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", resources)}
+    return {
+        "registers": found["REG"],
+        "stack": found["STACK"],
+        "spills": found["LOCAL"],  # what is spilled is on the stack or here
+        "instructions": _code_size(cubin) // 16,  # bytes each
+    }
+
+
+def _code_size(elf: bytes) -> int:
+    """The bytes of all sections that hold code."""
+    (table,), (entry, count) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HH", elf, 58)
+    sections = (struct.unpack_from("<IIQQQQ", elf, table + i * entry) for i in range(count))
+    return sum(size for _, _, flags, _, _, size in sections if flags & 4)
+
+
+def _amd_usage(assembly: str) -> dict[str, int]:
+    def number(key: str) -> int:
+        match = re.search(rf"\.{key}:\s+(\d+)", assembly)
+        return int(match.group(1)) if match else 0
+
+    instructions = re.findall(
+        r"^\t([vs]_\w+|ds_\w+|global_\w+|buffer_\w+|flat_\w+|scratch_\w+)", assembly, re.MULTILINE
+    )
+    return {
+        "registers": number("vgpr_count"),
+        "stack": number("private_segment_fixed_size"),
+        "spills": number("vgpr_spill_count"),  # scalar registers spill to lanes of vector registers, not to memory
+        "instructions": len(instructions),
+    }
+
+
+def _run(tool: str, *arguments: str) -> str:
+    """One of the binaries that come with Triton."""
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the budget instead of comparing with it")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    arguments = parser.parse_args()
+    needs = report(arguments.targets)
+    if arguments.write:
+        BUDGET.write_text(json.dumps(needs, indent=1) + "\n")
+        budget = needs
+    else:
+        budget = json.loads(BUDGET.read_text())
+    found = complaints(needs, budget)
+    print("\n".join(found) or f"{sum(map(len, needs.values()))} kernels compiled: all within the budget")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

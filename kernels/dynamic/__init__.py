@@ -1,0 +1,1 @@
+"""Dynamic routing of vector capsules: operators and kernels."""

@@ -1,0 +1,189 @@
+"""Dynamic routing and squash as PyTorch operators: opaque forward and backward, and the autograd Functions over them.
+
+The operators know shapes, not devices: `backend` names the kernels that do the work. Tensors of capsules are
+[N, types, locations, ...] at this level; the spatial axes are flattened by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.backends import kernels
+from tritoncaps.kernels.common.numerics import widen
+from tritoncaps.kernels.common.operators import differentiable_again, fake, operator, surrounded
+from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.dynamic.options import Options
+
+
+def _kernels(backend: str) -> Any:
+    return kernels("dynamic", backend)
+
+
+@operator
+@surrounded
+def dynamic_routing_forward(
+    poses: Tensor,
+    weight: Tensor,
+    priors: Tensor | None,
+    tables: Sequence[Tensor],
+    iterations: int,
+    competition: str,
+    none_of_the_above: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """poses [N, B, L, D], weight [K, B, C, D, E], priors [K, B, C], tables as in `Tables` ->
+
+    parents [N, P, C, E], and what backward needs: their sums before the squash, [T, N, P, C, E].
+    """
+    options = Options(iterations, competition, none_of_the_above, "all")
+    sums, parents = _kernels(backend).forward(*_wide(poses, weight, priors), Tables(*tables), options)
+    return parents.to(poses.dtype), sums
+
+
+@fake(dynamic_routing_forward)
+def _(poses, weight, priors, tables, iterations, competition, none_of_the_above, backend):
+    shape = (poses.shape[0], Tables(*tables).children.shape[0], weight.shape[2], weight.shape[4])
+    wide = torch.promote_types(poses.dtype, torch.float32)
+    return poses.new_empty(shape), poses.new_empty(iterations, *shape, dtype=wide)
+
+
+@operator
+@surrounded
+def dynamic_routing_backward(
+    grad: Tensor,
+    poses: Tensor,
+    weight: Tensor,
+    priors: Tensor | None,
+    sums: Tensor,
+    tables: Sequence[Tensor],
+    iterations: int,
+    competition: str,
+    none_of_the_above: bool,
+    gradient: str,
+    needs_poses: bool,
+    needs_weight: bool,
+    needs_priors: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of poses, weight and priors; those that are not needed come back empty, of size 0."""
+    grads = _kernels(backend).backward(
+        widen(grad).contiguous(),
+        *_wide(poses, weight, priors),
+        Tables(*tables),
+        sums,
+        Options(iterations, competition, none_of_the_above, gradient),
+        (needs_poses, needs_weight, needs_priors),
+    )
+    grad_poses, grad_weight, grad_priors = (poses.new_empty(0) if x is None else x.to(poses.dtype) for x in grads)
+    return grad_poses, grad_weight, grad_priors
+
+
+@fake(dynamic_routing_backward)
+def _(
+    grad,
+    poses,
+    weight,
+    priors,
+    sums,
+    tables,
+    iterations,
+    competition,
+    none_of_the_above,
+    gradient,
+    needs_poses,
+    needs_weight,
+    needs_priors,
+    backend,
+):
+    inputs = ((poses, needs_poses), (weight, needs_weight), (priors, needs_priors))
+    return tuple(poses.new_empty(x.shape if needed else 0) for x, needed in inputs)
+
+
+class DynamicRoutingFunction(torch.autograd.Function):
+    """(parents [N, P, C, E], sums) of the forward operator's arguments; before `backend` comes how gradients flow."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Tensor]:
+        *given, _, backend = args
+        return dynamic_routing_forward(*given, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        poses, weight, priors, tables, *ctx.options = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(poses, weight, priors, output[1], *tables)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        poses, weight, priors, sums, *tables = ctx.saved_tensors
+        *options, backend = ctx.options
+        needs = ctx.needs_input_grad[:3]
+        arguments = (grads[0], poses, weight, priors, sums, tables, *options, *needs, backend)
+        given = _backward(*arguments)
+        wanted = tuple(g if need else None for g, need in zip(given, needs, strict=True))
+        return wanted + (None,) * (len(ctx.needs_input_grad) - 3)
+
+
+_backward = differentiable_again(dynamic_routing_backward)
+
+
+@operator
+@surrounded
+def squash_forward(vectors: Tensor, backend: str) -> Tensor:
+    """Along the last axis."""
+    return _kernels(backend).squash(widen(vectors).contiguous()).to(vectors.dtype)
+
+
+@fake(squash_forward)
+def _(vectors, backend):
+    return vectors.new_empty(vectors.shape)
+
+
+@operator
+@surrounded
+def squash_backward(grad: Tensor, vectors: Tensor, backend: str) -> Tensor:
+    grads = _kernels(backend).squash_gradient(widen(grad).contiguous(), widen(vectors).contiguous())
+    return grads.to(vectors.dtype)
+
+
+@fake(squash_backward)
+def _(grad, vectors, backend):
+    return vectors.new_empty(vectors.shape)
+
+
+class SquashFunction(torch.autograd.Function):
+    """squash(vectors, backend)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(vectors: Tensor, backend: str) -> Tensor:
+        return squash_forward(vectors, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        vectors, ctx.backend = inputs
+        ctx.save_for_backward(vectors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (vectors,) = ctx.saved_tensors
+        return _squash_backward(grad, vectors, ctx.backend), None
+
+
+_squash_backward = differentiable_again(squash_backward)
+
+
+def _wide(poses: Tensor, weight: Tensor, priors: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As kernels read them: contiguous, and float32 where storage is narrower."""
+    return (
+        widen(poses).contiguous(),
+        widen(weight).contiguous(),
+        None if priors is None else widen(priors).contiguous(),
+    )

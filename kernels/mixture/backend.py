@@ -1,0 +1,104 @@
+"""What a backend of mixture routings provides, and the records that it is given.
+
+Letters: N images, L child and P parent locations, S slots, B child and C parent types, K weight blocks, G groups of
+competing parents (one for each child location, or for each edge if the competition is local), T iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.backends import kernels
+from tritoncaps.kernels.common.numerics import wide_dtype
+from tritoncaps.kernels.common.tables import Tables
+
+
+class VoteSource(NamedTuple):
+    """Where votes come from: V_ij = M_i W_ij, plus the slot's offset in the right-hand column."""
+
+    poses: Tensor  # [N, B, L, 16]
+    activations: Tensor  # [N, B, L]
+    weight: Tensor  # [K, B, C, 4, 4]
+    tables: Tables
+    competition: str  # "global" or "local"
+
+    @property
+    def groups(self) -> int:
+        """Groups of competing parents: child locations, or all pairs of a parent location and a slot."""
+        return self.activations.shape[2] if self.competition == "global" else self.tables.children.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the arithmetic."""
+        return wide_dtype(self.poses.dtype)
+
+
+class Components(NamedTuple):
+    """A Gaussian for each parent: l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2."""
+
+    mean: Tensor  # [N, P, 16, C]
+    precision: Tensor  # [N, P, 16, C]
+    log_weight: Tensor  # [N, P, C]
+
+
+class Slopes(NamedTuple):
+    """The gradient of a vote's weight r_ij: G_ij = offset_j + sum_h (linear_jh + quadratic_jh e_h) e_h, with
+    e = V_ij - centre_j."""
+
+    offset: Tensor  # [N, P, C]
+    linear: Tensor  # [N, P, 16, C]
+    quadratic: Tensor  # [N, P, 16, C]
+    centre: Tensor  # [N, P, 16, C]: the mean of the moments
+
+
+class MixtureBackend(Protocol):
+    """The passes over votes. Allocation stands in functions of its own, so that fake operators share it."""
+
+    def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        """Numbers [N, P, C] and matrices [N, P, 16, C] of parents, in the dtype of the arithmetic."""
+        ...
+
+    def empty_child_gradients(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        """Gradients of poses [N, B, L, 4, 4] and activations [N, B, L], in the dtype of the poses."""
+        ...
+
+    def empty_log_sum(self, source: VoteSource) -> Tensor:
+        """The log_sum of every child in every group."""
+        ...
+
+    def empty_da(self, source: VoteSource) -> Tensor:
+        """sum_j R_ij G_ij of every child in every group."""
+        ...
+
+    def moments(self, source: VoteSource, before: Components | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Support, mean, variance and log_sum; see `passes.mixture_moments`."""
+        ...
+
+    def component_gradients(
+        self, source: VoteSource, before: Components, log_sum: Tensor, slopes: Slopes
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of mean, precision and log_weight, and da; see `passes.mixture_component_gradients`."""
+        ...
+
+    def gradients(
+        self,
+        source: VoteSource,
+        components: Sequence[Components],
+        log_sums: Sequence[Tensor],
+        slopes: Sequence[Slopes],
+        da: Sequence[Tensor],
+        needs_children: bool,
+        needs_weight: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None where not needed; see
+        `passes.mixture_gradients`."""
+        ...
+
+
+def backend_of(name: str) -> MixtureBackend:
+    """The backend object of that name."""
+    return kernels("mixture", name).BACKEND

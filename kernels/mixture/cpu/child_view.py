@@ -1,0 +1,147 @@
+"""The child view: how the parents of a child share it, for the children of a few types in one image.
+
+    l_ij = log-likelihood        R_ij = exp(l_ij - greatest_i) / sum_i        da_i = sum_j R_ij G_ij
+
+A child competes only within its own type, so all that the softmax of a few types needs are rows of `lanes` numbers for
+each of their edges and block of parent types: rows [blocks, edges, lanes], which stay in the second-level cache until
+the parent view has used them. The weights of a block stay in the first-level cache meanwhile: blocks change slowest.
+Sums over a group are kept by lanes, and joined for `lanes` groups at a time.
+
+`n` is an image, `b` the first type and `types` their number.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tritoncaps.kernels.common.cpu.compiling import kernel, part
+from tritoncaps.kernels.mixture.cpu.layout import Edge, Slope, Statistic
+from tritoncaps.kernels.mixture.cpu.votes import (
+    add_products,
+    assignments,
+    exponentials,
+    fill,
+    gradient_weights,
+    greatest_of_lanes,
+    inverse,
+    likelihoods,
+    likelihoods_and_gradients,
+    scale,
+    sum_of_lanes,
+)
+
+STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
+CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
+
+
+@kernel
+def new_sums(e):  # type: ignore[no-untyped-def]
+    """Memory of a task, for groups in whole vectors: sums by lanes [groups, lanes], and joined [groups], twice."""
+    groups = -(-e.together * max(e.groups, e.children_count) // e.lanes) * e.lanes
+    return np.empty(groups * e.lanes, e.poses.dtype), np.empty(groups, e.poses.dtype), np.empty(groups, e.poses.dtype)
+
+
+@part
+def edges_of(e, p, types):  # type: ignore[no-untyped-def]
+    """The edges of a parent location from so many types: first, and the one after the last."""
+    first = e.start[p] * e.together
+    return first, first + (e.start[p + 1] - e.start[p]) * types
+
+
+@part
+def uniform_weights(e, n, b, types, r):  # type: ignore[no-untyped-def]
+    """r [blocks, edges, lanes] = share a: all parents have the same share."""
+    lanes, step, children = e.lanes, e.together * e.edges_count * e.lanes, (n * e.child_types + b) * e.children_count
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            child, group = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP]
+            fill(r, edge * lanes, e.share, group, e.activations, child, e.blocks, step)
+
+
+@part
+def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log_sum):  # type: ignore[no-untyped-def]
+    """r [blocks, edges, lanes] = R a, and log_sum [2, N, B, G], from statistics [N, P, blocks, 36, lanes]."""
+    lanes, step, groups = e.lanes, e.together * e.edges_count * e.lanes, types * e.groups
+    children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups
+    sums[:] = np.finfo(e.poses.dtype).min
+    for block in range(e.blocks):
+        for p in range(e.parents_count):
+            first, last = edges_of(e, p, types)
+            likelihoods(
+                r, block * step + first * lanes, sums, 0, e.poses, children * 16,
+                e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
+                statistics, ((n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes,
+                e.edges, first * NUMBERS, last - first,
+            )  # fmt: skip
+    for g in range(0, groups, lanes):
+        greatest_of_lanes(greatest, g, sums, g * lanes)
+    sums[:] = 0
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            g = e.edges[edge * NUMBERS + GROUP]
+            exponentials(r, edge * lanes, sums, g * lanes, greatest, g, e.blocks, step)
+    for g in range(0, groups, lanes):
+        sum_of_lanes(total, g, sums, g * lanes)
+        inverse(total, g)
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            child, group = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP]
+            scale(r, edge * lanes, total, group, e.activations, child, e.blocks, step)
+    for g in range(groups):
+        log_sum[kept + g] = greatest[g]
+        log_sum[len(log_sum) // 2 + kept + g] = total[g]
+
+
+@part
+def assignments_and_gradient(e, n, b, types, R, G, statistics, slopes, log_sum):  # type: ignore[no-untyped-def]
+    """R and G [blocks, edges, lanes] of an iteration, from the statistics before it and its slopes [N, P, blocks, 51,
+    lanes]."""
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
+    children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups
+    for block in range(e.blocks):
+        for p in range(e.parents_count):
+            first, last = edges_of(e, p, types)
+            out, parent = block * step + first * lanes, ((n * e.parents_count + p) * e.blocks + block) * lanes
+            likelihoods_and_gradients(
+                R, out, G, out, e.poses, children * 16,
+                e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
+                statistics, parent * STATISTICS, slopes, parent * SLOPES,
+                e.edges, first * NUMBERS, last - first,
+            )  # fmt: skip
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            greatest = kept + e.edges[edge * NUMBERS + GROUP]
+            assignments(R, edge * lanes, log_sum, greatest, log_sum, len(log_sum) // 2 + greatest, e.blocks, step)
+
+
+@part
+def assignment_gradient(e, n, b, types, R, G, sums, joined, da):  # type: ignore[no-untyped-def]
+    """da [N, B, G]: da_i = sum_j R_ij G_ij."""
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
+    sums[:] = 0
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            add_products(
+                sums, e.edges[edge * NUMBERS + GROUP] * lanes, R, edge * lanes, G, edge * lanes, e.blocks, step
+            )
+    for g in range(0, types * e.groups, lanes):
+        sum_of_lanes(joined, g, sums, g * lanes)
+    for g in range(types * e.groups):
+        da[(n * e.child_types + b) * e.groups + g] = joined[g]
+
+
+@part
+def weights_of_gradient(e, n, b, types, R, G, da):  # type: ignore[no-untyped-def]
+    """In place: R becomes r = R a, and G becomes dl = r (G - da)."""
+    lanes, step, child_type = e.lanes, e.together * e.edges_count * e.lanes, n * e.child_types + b
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            child = child_type * e.children_count + e.edges[edge * NUMBERS + CHILD]
+            group = child_type * e.groups + e.edges[edge * NUMBERS + GROUP]
+            gradient_weights(R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step)

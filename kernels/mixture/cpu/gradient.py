@@ -1,0 +1,256 @@
+"""The last sweep of the backward pass: the gradients of poses, activations and weight, of all iterations at once.
+
+    dV_ij = sum_t r_ij (B_j + 2 C_j e) - 2 dl_ij precision_j d,   dl_ij = r_ij (G_ij - da_i), or 0 if R is a constant
+    dM_i  = sum_j dV_ij W_ij^T
+    da_i  = sum_t sum_j R_ij G_ij
+    dW    = sum over images and locations of M_i^T dV_ij
+
+Everything that a child type's votes add to belongs to that child type: a task owns a few child types of some images,
+in dM, da and in its images' part of dW. The child view finds r and dl of all iterations; then, parent by parent, the
+gradients of the votes are made and used at once. The parts, whose number does not depend on threads, are added at the
+end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.cpu.compiling import kernel, part
+from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
+from tritoncaps.kernels.common.cpu.workspace import scratch
+from tritoncaps.kernels.mixture.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
+from tritoncaps.kernels.mixture.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, array, arrays
+from tritoncaps.kernels.mixture.cpu.votes import (
+    add_later_gradients,
+    add_pose_gradients,
+    add_weight_gradients,
+    fill,
+    first_coefficients,
+    first_weights,
+    join_pose_gradients,
+    later_coefficients,
+    sum_of_lanes,
+    vote_gradients_0,
+    vote_gradients_1,
+    vote_gradients_2,
+)
+from tritoncaps.kernels.mixture.iteration import History
+
+PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
+PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
+
+STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
+CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
+LATER, ROWS_OF_LATER = Coefficient.LATER, Coefficient.ROWS_OF_LATER
+
+
+def child_and_weight_gradient(
+    call: Call, history: History, since: int, needs_children: bool, needs_weight: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None where not needed; they are there when the
+    plan has run."""
+    edges, dtype = call.edges, history.statistics.dtype
+    B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
+    dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
+    parts = _parts_of_images(edges)
+    dW = scratch(
+        "weight gradient", (parts if needs_weight else 0, edges.blocks, B, edges.weights, 16, edges.lanes), dtype
+    )
+    call.plan.add(
+        _gradient_kernel,
+        parts * -(-B // edges.together),
+        edges,
+        parts,
+        since,
+        len(history.statistics),
+        array(dM),
+        array(da),
+        array(dW),
+        *(x.ravel() for x in arrays(call, history)),
+        array(torch.ones(1, dtype=dtype)),
+        needs_children,
+        needs_weight,
+    )
+    grad_poses = grad_activations = grad_weight = None
+    if needs_children:
+        grad_poses, grad_activations = dM.unflatten(3, (4, 4)), da
+    if needs_weight:
+        grad_weight = torch.empty(edges.weights, B, edges.parent_types, 4, 4, dtype=dtype)
+        call.plan.add(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW))
+    return grad_poses, grad_activations, grad_weight
+
+
+def _parts_of_images(edges: Edges) -> int:
+    """In how many parts dW is summed. Depends on sizes only, because it decides the order of the sum over images."""
+    affordable = max(1, PARTS_BYTES // max(1, edges.weight.nbytes))
+    return min(edges.images, affordable, -(-PARTS_TIMES_TYPES // edges.child_types))
+
+
+@kernel
+def _gradient_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
+    needs_children, needs_weight,
+):  # fmt: skip
+    """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, blocks, B, K, 16, lanes], from
+
+    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums [T - 1, 2, N, B, G],
+    mean_slopes (da of an iteration) [T - 1, N, B, G], and one, the number.
+    """
+    B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
+    rows = np.empty((T - since) * 2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
+    dv = np.empty(e.together * e.degree * vote, e.poses.dtype)
+    dm = np.zeros(e.together * e.degree * vote, e.poses.dtype)  # by lanes; cleared when it is joined
+    coefficients = np.empty((LATER + (T - since - 1) * ROWS_OF_LATER) * lanes, e.poses.dtype)
+    sums, joined, _ = new_sums(e)
+    task = first_task(counter, tasks)
+    while task < tasks:
+        b, part = task // parts * e.together, task % parts
+        types = min(e.together, B - b)
+        for block in range(e.blocks if needs_weight else 0):
+            row = ((part * e.blocks + block) * B + b) * e.weights * vote
+            dW[row : row + types * e.weights * vote] = 0
+        for n in range(e.images * part // parts, e.images * (part + 1) // parts):
+            children = (n * B + b) * e.children_count
+            _weights_of_votes(e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one)
+            sums[:] = 0
+            for p in range(e.parents_count):
+                first, last = edges_of(e, p, types)
+                edge, count = first * NUMBERS, last - first
+                for block in range(e.blocks):
+                    weight = (block * B + b) * e.weights * vote
+                    _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes)
+                    _vote_gradients(e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, statistics)
+                    if needs_weight:
+                        own = part * len(e.weight) + weight
+                        add_weight_gradients(dW, own, dv, 0, e.poses, children * 16, e.edges, edge, count)
+                    if needs_children:
+                        add_pose_gradients(dm, 0, dv, 0, e.weight, weight, e.edges, edge, count)
+                if needs_children:
+                    join_pose_gradients(dM, children * 16, dm, 0, e.edges, edge, count)
+            if needs_children:
+                _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes)
+        task = next_task(counter, tasks)
+
+
+@part
+def _weights_of_votes(  # type: ignore[no-untyped-def]
+    e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one
+):
+    """rows [T - since, 2, blocks, edges, lanes]: r and R of the first iteration, r and dl of the others."""
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
+    size = e.blocks * step
+    parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups
+    for t in range(since, T):
+        r = rows[(t - since) * 2 * size : ((t - since) * 2 + 1) * size]
+        other = rows[((t - since) * 2 + 1) * size : (t - since + 1) * 2 * size]
+        if t > 0:
+            before = statistics[(t - 1) * parents * STATISTICS : t * parents * STATISTICS]
+            slope = slopes[t * parents * SLOPES : (t + 1) * parents * SLOPES]
+            log_sum = log_sums[(t - 1) * 2 * groups : t * 2 * groups]
+            if t > since:
+                assignments_and_gradient(e, n, b, types, r, other, before, slope, log_sum)
+                weights_of_gradient(e, n, b, types, r, other, mean_slopes[(t - 1) * groups : t * groups])
+                continue
+            assignments_and_gradient(e, n, b, types, other, r, before, slope, log_sum)
+        for p in range(e.parents_count):
+            first, last = edges_of(e, p, types)
+            for edge in range(first, last):
+                child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
+                if t == 0:
+                    fill(other, edge * lanes, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks, step)
+                first_weights(r, edge * lanes, other, edge * lanes, e.activations, child, e.blocks, step)
+
+
+@part
+def _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes):  # type: ignore[no-untyped-def]
+    """coefficients, see `Coefficient`, of a parent's block."""
+    parents, parent = e.images * e.parents_count * e.blocks, (n * e.parents_count + p) * e.blocks + block
+    base, rows = (since * parents + parent) * STATISTICS * e.lanes, parents * STATISTICS * e.lanes
+    first_coefficients(coefficients, 0, slopes, (since * parents + parent) * SLOPES * e.lanes)
+    for later in range(T - since - 1):
+        t = since + 1 + later
+        later_coefficients(
+            coefficients, (LATER + later * ROWS_OF_LATER) * e.lanes, statistics, base + (t - since) * rows,
+            statistics, base + (t - since - 1) * rows, statistics, base,
+            slopes, (t * parents + parent) * SLOPES * e.lanes,
+        )  # fmt: skip
+
+
+@part
+def _vote_gradients(  # type: ignore[no-untyped-def]
+    e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, statistics
+):
+    """dv [edges, 16, lanes] of the votes of a few child types for a block of types of a parent; sums [types, L, lanes]
+    += R G of the first iteration."""
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
+    first, last = edges_of(e, p, types)
+    edge, count = first * NUMBERS, last - first
+    parents = e.images * e.parents_count * e.blocks
+    base = (since * parents + (n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes
+    poses = (n * e.child_types + b) * e.children_count * 16
+    weight = (block * e.child_types + b) * e.weights * 16 * lanes
+    row, size = block * step + first * lanes, e.blocks * step
+    if T - since == 1:
+        vote_gradients_0(
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, 0, rows, row, e.edges, edge, count, size,
+        )  # fmt: skip
+    elif T - since == 2:
+        vote_gradients_1(
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, 0, rows, row, e.edges, edge, count, size,
+        )  # fmt: skip
+    else:
+        vote_gradients_2(
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, 0, rows, row, e.edges, edge, count, size,
+        )  # fmt: skip
+    for later in range(2, T - since - 1):
+        add_later_gradients(
+            dv, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows, row + 2 * (later + 1) * size,
+            e.edges, edge, count, size,
+        )  # fmt: skip
+
+
+@part
+def _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes):  # type: ignore[no-untyped-def]
+    """da [N, B, L] from sums [types, L, lanes] of the first iteration and mean_slopes of the others."""
+    children, lanes, child_type = types * e.children_count, e.lanes, n * e.child_types + b
+    for c in range(0, children, lanes):
+        sum_of_lanes(joined, c, sums, c * lanes)
+    for t in range(since, T - 1):
+        groups = (t * e.images * e.child_types + child_type) * e.groups
+        if e.groups == e.children_count:
+            for c in range(children):
+                joined[c] += mean_slopes[groups + c]
+        else:
+            for p in range(e.parents_count):
+                first, last = edges_of(e, p, types)
+                for edge in range(first, last):
+                    at = edge * NUMBERS
+                    joined[e.edges[at + CHILD]] += mean_slopes[groups + e.edges[at + GROUP]]
+    for c in range(children):
+        da[child_type * e.children_count + c] = joined[c]
+
+
+@kernel
+def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-untyped-def]
+    """out [K, B, C, 16] from dW [parts, blocks, B, K, 16, lanes]; a task is a child type of a weight block."""
+    B, C, lanes, vote = e.child_types, e.parent_types, e.lanes, 16 * e.lanes
+    total = np.empty(vote, e.poses.dtype)
+    task = first_task(counter, tasks)
+    while task < tasks:
+        k, b = task // B, task % B
+        for block in range(e.blocks):
+            total[:] = 0
+            for of_images in range(parts):
+                row = (((of_images * e.blocks + block) * B + b) * e.weights + k) * vote
+                for i in range(vote):
+                    total[i] += dW[row + i]
+            for lane in range(min(lanes, C - block * lanes)):
+                for h in range(16):
+                    out[(task * C + block * lanes + lane) * 16 + h] = total[h * lanes + lane]
+        task = next_task(counter, tasks)

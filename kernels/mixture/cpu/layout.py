@@ -1,0 +1,277 @@
+"""The arrays that the kernels read: how a call's tensors are packed.
+
+Vectors run along parent types. The C parent types make `blocks` vectors of `lanes`; the last is filled up with
+types that nobody votes for: weights zero and a log-likelihood that exp makes zero.
+
+A parent's numbers for one block are consecutive rows of `lanes`, so that a kernel reaches all of them from one
+address. `Statistic`, `Slope` and `Moment` say which row is what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tritoncaps.kernels.common.cpu.arrays import array, contiguous
+from tritoncaps.kernels.common.cpu.compiling import kernel
+from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
+from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
+from tritoncaps.kernels.common.cpu.threads import Plan
+from tritoncaps.kernels.common.cpu.workspace import scratch
+from tritoncaps.kernels.common.numerics import least_support
+from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.mixture.iteration import Fit, History
+
+WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
+EDGES_TOGETHER = 128  # of a parent, for the same reason
+TYPES_TOGETHER = 8  # at most
+
+
+class Statistic:
+    """Rows of what an M-step leaves behind; l = constant - sum_h precision_h (V_h - mean_h)^2."""
+
+    MINUS_MEAN = 0
+    PRECISION = 16  # 1 / (2 variance)
+    CONSTANT = 32  # log a - 1/2 sum_h log(2 pi variance_h)
+    LOGIT = 33
+    SUPPORT = 34
+    LOG_VARIANCE = 35  # sum_h log(variance_h)
+    ROWS = 36
+
+
+class Slope:
+    """Rows of an M-step's slopes, as `kernels.em_routing.History` names them, and what they give to the betas."""
+
+    TWICE_LINEAR = 0  # 2 B: G needs sums of (2 B + 2 C e) e
+    TWICE_SQUARE = 16  # 2 C
+    SHIFT = 32  # mean before - mean
+    OFFSET = 48  # A
+    BETA_U = 49
+    BETA_A = 50
+    ROWS = 51
+
+
+class Moment:
+    """Rows of a parent's moments; or of the gradients of its logit, mean and variance."""
+
+    TOTAL = 0
+    FIRST = 1
+    SECOND = 17
+    ROWS = 33
+
+
+class Coefficient:
+    """Rows of what the gradient of a parent's votes is made of: first B and 2 C of each entry, in the first iteration
+    that gradients reach."""
+
+    OFFSET = 32  # A
+    LATER = 33  # of each later iteration, four rows for each entry
+    ROWS_OF_LATER = 64
+
+
+class Beta:
+    """Rows of what a block's types know of themselves."""
+
+    U = 0
+    A = 1
+    EXISTS = 2  # 0 for the types that fill up the last block
+    ROWS = 3
+
+
+class Number:
+    """The numbers of a `Fit`, in an array of the call's dtype."""
+
+    INVERSE_TEMPERATURE = 0
+    VARIANCE_FLOOR = 1
+    MEAN_DATA = 2
+    LEAST_SUPPORT = 3
+
+
+class Edge:
+    """The numbers of an edge in `Edges.edges`, for the j-th of several child types that are routed together."""
+
+    CHILD = 0  # j L + location
+    WEIGHT = 1  # j K + block of the weight
+    SLOT = 2
+    GROUP = 3  # j G + group of competing parents
+    NUMBERS = 4
+
+
+class Edges(NamedTuple):
+    """The inputs of a call: flat arrays and their sizes, in the form that Numba takes."""
+
+    poses: NDArray  # [N, B, L, 16]
+    activations: NDArray  # [N, B, L]
+    weight: NDArray  # [blocks, B, K, 16, lanes]: what is used together is consecutive, or caches would not hold it
+    edges: NDArray  # int64 [E together, 4], see `Edge`, in the order of parent locations, then of child types
+    start: (
+        NDArray  # int64 [P + 1]: parent location p has the edges start[p], ..., start[p + 1] - 1 from each child type
+    )
+    offset: NDArray  # [S, 4]
+    share: NDArray  # [together, G]: R of the first iteration, one over the number of parents that compete in a group
+    images: int
+    children_count: int  # L
+    parents_count: int  # P
+    edges_count: int  # E
+    degree: int  # the most edges that a parent has
+    groups: int  # G: child locations; if competition is local, P S
+    together: int  # child types that are routed together, at most
+    child_types: int  # B
+    parent_types: int  # C
+    weights: int  # K
+    blocks: int
+    lanes: int
+
+
+@dataclass
+class Call:
+    """A call of an operator: what its kernels read, and the kernels, which run all together at the end."""
+
+    edges: Edges
+    plan: Plan = field(default_factory=Plan)
+    betas: Any = None  # [blocks, Beta.ROWS, lanes], made at their first use
+    moments: Any = None  # memory for those of some images, likewise
+    history: Any = None  # its arrays, [T or T - 1, ...] each, likewise
+
+
+def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
+    """Pack poses [N, B, L, 16], activations [N, B, L] and weight [K, B, C, 4, 4], of any strides."""
+    images, child_types, locations, _ = poses.shape
+    weights, _, parent_types = weight.shape[:3]
+    parents, slots = tables.children.shape
+    lanes, blocks = vectors(parent_types, poses.dtype)
+    together = min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights), EDGES_TOGETHER // max(1, slots))
+    together = max(1, together)
+    of_map = _of_map(tables, competition, weights, together, parent_types, poses.dtype)
+    packed = scratch("weight", (blocks, child_types, weights, 16, lanes), poses.dtype)
+    call = Call(
+        Edges(
+            poses=array(contiguous("poses", poses)),
+            activations=array(contiguous("activations", activations)),
+            weight=array(packed),
+            **of_map,
+            images=images,
+            children_count=locations,
+            parents_count=parents,
+            together=together,
+            child_types=child_types,
+            parent_types=parent_types,
+            weights=weights,
+            blocks=blocks,
+            lanes=lanes,
+        )
+    )
+    call.plan.add(_pack_weight_kernel, weights * child_types, call.edges, array(weight))
+    return call
+
+
+def vectors(parent_types: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Lanes of a vector, and the number of vectors that hold all parent types."""
+    lanes = VECTOR_BYTES // dtype.itemsize
+    return lanes, -(-parent_types // lanes)
+
+
+def statistics_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
+    lanes, blocks = vectors(types, dtype)
+    return images, parents, blocks, Statistic.ROWS, lanes
+
+
+def log_sums_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
+    """A sum of exponentials is kept as the greatest exponent and the inverse of the sum relative to that."""
+    return 2, images, types, groups
+
+
+def da_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
+    return images, types, groups
+
+
+def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
+    lanes, blocks = vectors(types, dtype)
+    return images, parents, blocks, Slope.ROWS, lanes
+
+
+def arrays(call: Call, history: History) -> History:
+    """The tensors of a history as arrays, by iterations."""
+    if call.history is None:
+        call.history = History(*(array(x).reshape(len(x), x.numel() // max(1, len(x))) for x in history))
+    return call.history
+
+
+def betas(call: Call, fit: Fit) -> NDArray:
+    """[blocks, Beta.ROWS, lanes], the same in all iterations."""
+    if call.betas is None:
+        call.betas = _packed_betas(call.edges, fit)
+    return call.betas
+
+
+def _packed_betas(edges: Edges, fit: Fit) -> NDArray:
+    rows = np.zeros((Beta.ROWS, edges.blocks * edges.lanes), edges.poses.dtype)
+    rows[Beta.U, : edges.parent_types] = array(fit.beta_u)
+    rows[Beta.A, : edges.parent_types] = array(fit.beta_a)
+    rows[Beta.EXISTS, : edges.parent_types] = 1
+    return rows.reshape(Beta.ROWS, edges.blocks, edges.lanes).swapaxes(0, 1).ravel()
+
+
+def numbers(call: Call, fit: Fit) -> NDArray:
+    """[4], see `Number`."""
+    least = least_support(fit.beta_u.dtype)
+    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least], call.edges.poses.dtype)
+
+
+@kernel
+def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-def]
+    """e.weight [blocks, B, K, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
+    B, C, lanes = e.child_types, e.parent_types, e.lanes
+    task = first_task(counter, tasks)
+    while task < tasks:
+        k, b = task // B, task % B
+        for block in range(e.blocks):
+            out = ((block * B + b) * e.weights + k) * 16 * lanes
+            types = min(lanes, C - block * lanes)
+            for lane in range(lanes):
+                source = (task * C + block * lanes + lane) * 16
+                for h in range(16):
+                    e.weight[out + h * lanes + lane] = weight[source + h] if lane < types else 0
+        task = next_task(counter, tasks)
+
+
+_maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _of_map(tables: Tables, competition: str, *sizes: Any) -> dict[str, Any]:
+    """The fields of `Edges` that a map gives, made once for each map."""
+    known, key = _maps.setdefault(tables.children, {}), (competition, *sizes)
+    if key not in known:
+        known[key] = _made_of_map(tables, competition == "local", *sizes)
+    return known[key]
+
+
+def _made_of_map(
+    tables: Tables, local: bool, weights: int, together: int, parent_types: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    parents, slots = tables.children.shape
+    locations = len(tables.parents_start) - 1
+    groups = parents * slots if local else locations
+    children = tables.children.long()[:, None].expand(-1, together, -1)
+    parent, j, slot = (children >= 0).nonzero(as_tuple=True)  # in the order of parents, then of types
+    child = children[parent, j, slot]
+    group = parent * slots + slot if local else child
+    competitors = group[j == 0].bincount(minlength=groups)
+    numbers = j * locations + child, j * weights + tables.weight_of.long()[slot], slot, j * groups + group
+    degrees = (tables.children >= 0).sum(dim=1)
+    return {
+        "edges": array(torch.stack(numbers, dim=1)),
+        "start": array(F.pad(degrees.cumsum(0), (1, 0))),
+        "edges_count": int(degrees.sum()),
+        "degree": int(degrees.max()) if parents else 0,
+        "groups": groups,
+        "offset": array(tables.offset.to(dtype)),
+        "share": array(1 / (competitors * parent_types).clamp(min=1).to(dtype).repeat(together)),
+    }

@@ -1,0 +1,362 @@
+"""The parent view: moments of the deviations of a parent's votes, and what an M-step makes of them.
+
+    total = sum_i w_ij      first = sum_i w_ij d_ij      second = sum_i w_ij d_ij^2      d_ij = V_ij - centre_j
+
+with weights r_ij = R_ij a_i in the forward pass and dl_ij in the backward pass. A task owns the children of some types
+of an image: the child view finds their weights, type after type, and the parent view adds their votes to the task's own
+moments of all parents. The moments of the tasks are added in a fixed order, which does not depend on the number of
+images or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.cpu.compiling import kernel, part
+from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
+from tritoncaps.kernels.common.cpu.workspace import scratch
+from tritoncaps.kernels.mixture.cpu.child_view import (
+    assignment_gradient,
+    assignment_weights,
+    assignments_and_gradient,
+    edges_of,
+    new_sums,
+    uniform_weights,
+    weights_of_gradient,
+)
+from tritoncaps.kernels.mixture.cpu.layout import (
+    Beta,
+    Call,
+    Edge,
+    Edges,
+    Moment,
+    Slope,
+    Statistic,
+    array,
+    arrays,
+    betas,
+    numbers,
+)
+from tritoncaps.kernels.mixture.cpu.parents import (
+    activation,
+    activation_backward,
+    fit,
+    fit_backward,
+    likelihood_backward,
+)
+from tritoncaps.kernels.mixture.cpu.votes import add_moments, check_centre, clear_moments, sum_moments
+from tritoncaps.kernels.mixture.iteration import Fit, History
+
+CHUNKS = 32  # of parents, at most
+PARENTS = 64  # blocks of parent types that are worth a task
+RANGES = 4  # of child types, at most; each is a task for every image
+MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
+EDGES_AT_A_TIME = 64  # partial sums of so many votes, so that rounding errors do not grow with all of them
+ENOUGH = 8  # votes that make a rough mean
+
+STATISTICS, SLOPES, MOMENTS, BETAS = Statistic.ROWS, Slope.ROWS, Moment.ROWS, Beta.ROWS
+TOTAL, FIRST = Moment.TOTAL, Moment.FIRST
+MINUS_MEAN = Statistic.MINUS_MEAN
+CHILD, NUMBERS = Edge.CHILD, Edge.NUMBERS
+
+# the weights of moments: share a_i, r_ij, or dl_ij
+UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
+
+
+def first_m_step(call: Call, fit: Fit, out: Tensor) -> None:
+    """Statistics [N, P, blocks, 36, lanes] of votes that are shared equally."""
+    _add(call, _centres_kernel, array(out))
+    _m_step(call, fit, UNIFORM, out, out, out.new_empty(0))
+
+
+def em_step(call: Call, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) -> None:
+    """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G] from the statistics before."""
+    _m_step(call, fit, ASSIGNMENT, before, out, log_sum)
+
+
+def _m_step(call: Call, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
+    """Where a mean turns out to be far from the centre, moments are taken again, about that mean."""
+    edges, statistics, found, log_sums = call.edges, array(centre), array(out), array(log_sum)
+    nothing, parents = found[:0], (betas(call, fit), numbers(call, fit))
+    for first, images, ranges, moments in _waves(call):
+        again, chunks = np.ones(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
+        for about in (statistics, found):
+            given = moments, about, again, statistics, nothing, log_sums, nothing
+            call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *given)
+            given = found, moments, about, again, *parents
+            call.plan.add(_fit_kernel, chunks, edges, first, images, chunks, ranges, *given)
+
+
+def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
+    """da [N, B, G] of iteration t, and the slopes [N, P, blocks, 51, lanes] of iteration t - 1."""
+    edges, known = call.edges, arrays(call, history)
+    statistics, before, slopes = known.statistics[t - 1], known.statistics[max(t - 2, 0)], known.slopes[t - 1]
+    inputs = known.slopes[t], known.log_sums[t - 1], known.da[t - 1]
+    everywhere = np.empty(0, np.bool_)
+    for first, images, ranges, moments in _waves(call):
+        given = moments, statistics, everywhere, statistics, *inputs
+        call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, GRADIENT, *given)
+        chunks = _chunks(edges, images)
+        given = slopes, moments, statistics, before, betas(call, fit), numbers(call, fit)
+        call.plan.add(_slopes_kernel, chunks, edges, first, images, chunks, ranges, *given)
+
+
+def outputs(call: Call, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations."""
+    sizes = call.edges.images, call.edges.parent_types, call.edges.parents_count
+    poses, activations = statistics.new_empty(*sizes, 16), statistics.new_empty(sizes)
+    _add(call, _outputs_kernel, array(poses), array(activations), array(statistics))
+    call.plan.run()
+    return poses.permute(0, 2, 3, 1), activations.transpose(1, 2)
+
+
+def output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+    """Slopes [N, P, blocks, 51, lanes] of the last M-step, from gradients [N, P, 16, C] and [N, P, C]."""
+    known = arrays(call, history)
+    grads = array(grad_poses.permute(0, 3, 1, 2)), array(grad_activations.transpose(1, 2))
+    statistics = known.statistics[-1], known.statistics[-2:][0]
+    _add(call, _output_slopes_kernel, known.slopes[-1], *grads, *statistics, betas(call, fit), numbers(call, fit))
+
+
+def beta_gradients(call: Call, history: History, since: int) -> tuple[Tensor, Tensor]:
+    """dL/dbeta_u and dL/dbeta_a, [C]."""
+    call.plan.run()
+    rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
+    beta_u, beta_a = rows.transpose(0, 1).flatten(1)[:, : call.edges.parent_types]
+    return beta_u.clone(), beta_a.clone()  # an operator's outputs share no memory
+
+
+def _waves(call: Call) -> Iterator[tuple[int, int, int, Any]]:
+    """The first of some images, their number, ranges of child types, and memory for the moments of both. Ranges depend
+    on the layer only, as they decide the order of sums."""
+    edges = call.edges
+    numbers = edges.parents_count * edges.blocks * MOMENTS * edges.lanes
+    ranges = min(RANGES, -(-edges.child_types // edges.together))
+    while ranges > 2 and ranges * numbers * edges.poses.itemsize > MOMENTS_BYTES:
+        ranges //= 2
+    step = max(1, MOMENTS_BYTES // max(1, ranges * numbers * edges.poses.itemsize))
+    step = min(step, edges.images)
+    if call.moments is None:
+        dtype = torch.float32 if edges.poses.itemsize == 4 else torch.float64
+        call.moments = array(scratch("moments", (step * ranges * numbers,), dtype))
+    for first in range(0, edges.images, max(1, step)):
+        yield first, min(step, edges.images - first), ranges, call.moments
+
+
+def _chunks(edges: Edges, images: int) -> int:
+    """Tasks of a kernel that goes from parent to parent."""
+    return min(CHUNKS, -(-images * edges.parents_count * edges.blocks // PARENTS))
+
+
+def _add(call: Call, function: Any, *arguments: Any) -> None:
+    """A kernel that goes from parent to parent, in all images."""
+    images = call.edges.images
+    chunks = _chunks(call.edges, images)
+    call.plan.add(function, chunks, call.edges, 0, images, chunks, *arguments)
+
+
+@kernel
+def _moments_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, ranges, weights, moments, centre, again, statistics, slopes, log_sum, da
+):
+    """moments [images, ranges, blocks, P, 33, lanes] about centre [N, P, blocks, 36, lanes], where `again` (of [images,
+    P, blocks], or of size 0 for all), from statistics and slopes; log_sum [2, N, B, G] and da [N, B, G] are filled.
+    """
+    rows = np.empty(e.together * e.edges_count * e.blocks * e.lanes, e.poses.dtype)
+    G = np.empty(len(rows) if weights == GRADIENT else 0, e.poses.dtype)
+    sums, one, two = new_sums(e)
+    parents = e.parents_count * e.blocks
+    task = first_task(counter, tasks)
+    while task < tasks:
+        image, own = task // ranges, task % ranges
+        n = first + image
+        wanted = again[image * parents : (image + 1) * parents]
+        if len(again) == 0 or np.any(wanted):
+            own_moments = moments[task * parents * MOMENTS * e.lanes : (task + 1) * parents * MOMENTS * e.lanes]
+            tiles = -(-e.child_types // e.together)
+            begin, end = tiles * own // ranges * e.together, tiles * (own + 1) // ranges * e.together
+            for b in range(begin, end, e.together):
+                types = min(e.together, e.child_types - b)
+                if weights == UNIFORM:
+                    uniform_weights(e, n, b, types, rows)
+                elif weights == ASSIGNMENT:
+                    assignment_weights(e, n, b, types, rows, sums, one, two, statistics, log_sum)
+                else:
+                    assignments_and_gradient(e, n, b, types, rows, G, statistics, slopes, log_sum)
+                    assignment_gradient(e, n, b, types, rows, G, sums, one, da)
+                    weights_of_gradient(e, n, b, types, rows, G, da)
+                r = G if weights == GRADIENT else rows
+                _add_children(e, n, b, types, b == begin, r, own_moments, centre, wanted)
+        task = next_task(counter, tasks)
+
+
+@part
+def _add_children(e, n, b, types, fresh, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
+    """Add the votes of children of a few types, with weights r [blocks, edges, lanes], to moments [blocks, P, 33,
+    lanes], which are zero if they are fresh."""
+    lanes, blocks = e.lanes, e.blocks
+    poses = (n * e.child_types + b) * e.children_count * 16
+    for block in range(blocks):
+        for p in range(e.parents_count):
+            parent, of_parent = p * blocks + block, (block * e.parents_count + p) * MOMENTS * lanes
+            first, last = edges_of(e, p, types)
+            if fresh:
+                clear_moments(moments, of_parent)
+            if len(wanted) == 0 or wanted[parent]:
+                for edge in range(first, last, EDGES_AT_A_TIME):
+                    add_moments(
+                        moments, of_parent, e.poses, poses,
+                        e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
+                        centre, (n * e.parents_count * blocks + parent) * STATISTICS * lanes,
+                        r, (block * e.together * e.edges_count + edge) * lanes, e.edges, edge * NUMBERS,
+                        min(EDGES_AT_A_TIME, last - edge),
+                    )  # fmt: skip
+
+
+@kernel
+def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # type: ignore[no-untyped-def]
+    """A rough mean of the votes of each parent, so near that the variance does not cancel, where the mean will stand:
+    that of a few votes from the first child location that has support. statistics [N, P, blocks, 36, lanes].
+    """
+    lanes, blocks, rows = e.lanes, e.blocks, STATISTICS * e.lanes
+    moments, weight = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(lanes, e.poses.dtype)
+    task = first_task(counter, tasks)
+    while task < tasks:
+        for parent in range(images * e.parents_count * task // chunks, images * e.parents_count * (task + 1) // chunks):
+            n, p = parent // e.parents_count, parent % e.parents_count
+            statistics[parent * blocks * rows : (parent + 1) * blocks * rows] = 0
+            edge = _first_supported_edge(e, n, p)  # of a child type that is routed alone
+            for block in range(blocks if edge >= 0 else 0):
+                row, found = (parent * blocks + block) * rows, 0
+                clear_moments(moments, 0)
+                for b in range(e.child_types):
+                    children = (n * e.child_types + b) * e.children_count
+                    weight[:] = e.activations[children + e.edges[edge * NUMBERS + CHILD]]
+                    if weight[0] > 0 and found < ENOUGH:
+                        found += 1
+                        add_moments(
+                            moments, 0, e.poses, children * 16,
+                            e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
+                            statistics, row, weight, 0, e.edges, edge * NUMBERS, 1,
+                        )  # fmt: skip
+                for i in range(16 * lanes):
+                    statistics[row + i] = -moments[FIRST * lanes + i] / moments[TOTAL * lanes]
+        task = next_task(counter, tasks)
+
+
+@part
+def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
+    """The first edge of a parent location whose child location is not silent, or -1."""
+    first, last = edges_of(e, p, 1)
+    for edge in range(first, last):
+        for b in range(e.child_types):
+            if e.activations[(n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]] > 0:
+                return edge
+    return -1
+
+
+@kernel
+def _fit_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, again, betas, numbers
+):
+    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], where `again`; that
+    stays where the mean is far from the centre.
+    """
+    lanes = e.lanes
+    total, excess = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(1, e.poses.dtype)
+    parents = e.parents_count * e.blocks
+    task = first_task(counter, tasks)
+    while task < tasks:
+        for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
+            if again[index]:
+                _join_moments(e, ranges, index, moments, total)
+                check_centre(excess, 0, total, 0)
+                again[index] = excess[0] > 0
+                row, beta = (first * parents + index) * STATISTICS * lanes, index % e.blocks * BETAS * lanes
+                fit(statistics, row, total, 0, centre, row, betas, beta, numbers, 0)
+        task = next_task(counter, tasks)
+
+
+@kernel
+def _slopes_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, images, chunks, ranges, out, moments, statistics, before, betas, numbers
+):
+    """out [N, P, blocks, 51, lanes], the slopes of the M-step that left `statistics`, from the moments of dl of the
+    next iteration; `before` are the statistics still earlier.
+    """
+    lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
+    parents = e.parents_count * e.blocks
+    task = first_task(counter, tasks)
+    while task < tasks:
+        for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
+            _join_moments(e, ranges, index, moments, total)
+            parent, beta = first * parents + index, index % e.blocks * BETAS * lanes
+            row = parent * STATISTICS * lanes
+            likelihood_backward(total, 0, statistics, row)
+            fit_backward(out, parent * SLOPES * lanes, total, 0, statistics, row, before, row, betas, beta, numbers, 0)
+        task = next_task(counter, tasks)
+
+
+@part
+def _join_moments(e, ranges, index, moments, total):  # type: ignore[no-untyped-def]
+    """total [33, lanes] of a parent's block, index of [images, P, blocks]: the sum over the ranges of child types."""
+    parents = e.parents_count * e.blocks
+    image, p, block = index // parents, index % parents // e.blocks, index % e.blocks
+    clear_moments(total, 0)
+    for own in range(ranges):
+        row = (((image * ranges + own) * e.blocks + block) * e.parents_count + p) * MOMENTS * e.lanes
+        sum_moments(total, 0, moments, row)
+
+
+@kernel
+def _output_slopes_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, images, chunks, slopes, grad_poses, grad_activations, statistics, before, betas, numbers
+):
+    """slopes [N, P, blocks, 51, lanes] from grad_poses [N, C, P, 16] and grad_activations [N, C, P]."""
+    C, P, lanes = e.parent_types, e.parents_count, e.lanes
+    gradients = np.zeros(MOMENTS * lanes, e.poses.dtype)
+    task = first_task(counter, tasks)
+    while task < tasks:
+        for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
+            n, p = index // P, index % P
+            for block in range(e.blocks):
+                gradients[:] = 0
+                for lane in range(min(lanes, C - block * lanes)):
+                    capsule = (n * C + block * lanes + lane) * P + p
+                    gradients[TOTAL * lanes + lane] = grad_activations[capsule]
+                    for h in range(16):
+                        gradients[(FIRST + h) * lanes + lane] = grad_poses[capsule * 16 + h]
+                parent, beta = index * e.blocks + block, block * BETAS * lanes
+                row = parent * STATISTICS * lanes
+                activation_backward(gradients, 0, statistics, row)
+                fit_backward(
+                    slopes, parent * SLOPES * lanes, gradients, 0, statistics, row, before, row, betas, beta, numbers, 0
+                )
+        task = next_task(counter, tasks)
+
+
+@kernel
+def _outputs_kernel(  # type: ignore[no-untyped-def]
+    counter, tasks, e, first, images, chunks, poses, activations, statistics
+):
+    """poses [N, C, P, 16] and activations [N, C, P] from statistics [N, P, blocks, 36, lanes]."""
+    C, P, lanes = e.parent_types, e.parents_count, e.lanes
+    a = np.empty(lanes, e.poses.dtype)
+    task = first_task(counter, tasks)
+    while task < tasks:
+        for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
+            n, p = index // P, index % P
+            for block in range(e.blocks):
+                row = (index * e.blocks + block) * STATISTICS * lanes
+                activation(a, 0, statistics, row)
+                for lane in range(min(lanes, C - block * lanes)):
+                    capsule = (n * C + block * lanes + lane) * P + p
+                    activations[capsule] = a[lane]
+                    for h in range(16):
+                        poses[capsule * 16 + h] = -statistics[row + (MINUS_MEAN + h) * lanes + lane]
+        task = next_task(counter, tasks)

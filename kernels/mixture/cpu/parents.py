@@ -1,0 +1,112 @@
+"""What is per parent and not per vote: an M-step's last lines and their gradients, for a block of parent types.
+
+Micro-kernels on a parent's rows (`layout.Statistic`, `layout.Slope`, `layout.Moment`); docs/backward.md derives them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from llvmlite import ir
+
+from tritoncaps.kernels.common.cpu.simd import Rows, Vector, exp, fma, log, maximum, microkernel, minimum, where
+from tritoncaps.kernels.mixture.cpu.layout import Beta, Moment, Number, Slope, Statistic
+
+ENTRIES = 16
+
+
+def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbers: Rows) -> None:
+    """Mean, variance and logit of the moments of d = V - centre, and the likelihood that follows from them."""
+    support, floor = moments[Moment.TOTAL], numbers.broadcast(Number.VARIANCE_FLOOR)
+    exists = betas[Beta.EXISTS] > 0.0
+    supported, scale = _inverse_support(support, numbers)
+    log_variance = None
+    for h in range(ENTRIES):
+        shift = moments[Moment.FIRST + h] * scale
+        variance = maximum(fma(moments[Moment.SECOND + h], scale, -(shift * shift)), floor)
+        # a parent without support has mean zero, not the mean that it had before
+        statistics[Statistic.MINUS_MEAN + h] = where(exists, where(supported, minus_centre[h] - shift, 0.0), 0.0)
+        statistics[Statistic.PRECISION + h] = where(exists, variance.like(0.5) / variance, 1.0)
+        log_variance = log(variance) if log_variance is None else log_variance + log(variance)
+    assert log_variance is not None
+    cost = _cost_of_datum(log_variance, betas) * support / numbers.broadcast(Number.MEAN_DATA)
+    logit = (betas[Beta.A] - cost) * numbers.broadcast(Number.INVERSE_TEMPERATURE)
+    constant = _log_sigmoid(logit) - (log_variance + ENTRIES * math.log(2 * math.pi)) * 0.5
+    # finite, so that a difference of two is no nan, and so low that exp gives zero
+    statistics[Statistic.CONSTANT] = where(exists, constant, constant.form.lowest)
+    statistics[Statistic.LOGIT] = logit
+    statistics[Statistic.SUPPORT] = support
+    statistics[Statistic.LOG_VARIANCE] = log_variance
+
+
+def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows, betas: Rows, numbers: Rows) -> None:
+    """The slopes of an M-step from the gradients of the logit, mean and variance that it found."""
+    scale = _inverse_support(statistics[Statistic.SUPPORT], numbers)[1]
+    inverse_temperature = numbers.broadcast(Number.INVERSE_TEMPERATURE)
+    grad_beta_a = gradients[Moment.TOTAL] * inverse_temperature
+    grad_cost = -grad_beta_a / numbers.broadcast(Number.MEAN_DATA)
+    weighted = grad_cost * statistics[Statistic.SUPPORT]
+    floor = numbers.broadcast(Number.VARIANCE_FLOOR)
+    limit = floor.like(0.5) / floor  # the precision of a variance that stands at the floor
+    offset = grad_cost * _cost_of_datum(statistics[Statistic.LOG_VARIANCE], betas)
+    for h in range(ENTRIES):
+        precision = statistics[Statistic.PRECISION + h]
+        grad_variance = fma(weighted, precision, gradients[Moment.SECOND + h])
+        square = where(limit > precision, grad_variance * scale, 0.0)
+        offset = offset - square * (precision.like(0.5) / precision)
+        slopes[Slope.TWICE_LINEAR + h] = gradients[Moment.FIRST + h] * scale * 2.0
+        slopes[Slope.TWICE_SQUARE + h] = square * 2.0
+        slopes[Slope.SHIFT + h] = statistics[Statistic.MINUS_MEAN + h] - before[Statistic.MINUS_MEAN + h]
+    slopes[Slope.OFFSET] = offset
+    slopes[Slope.BETA_U] = weighted * ENTRIES
+    slopes[Slope.BETA_A] = grad_beta_a
+
+
+def _likelihood_backward(moments: Rows, statistics: Rows) -> None:
+    """In place: from the moments of dl to the gradients of logit, mean and variance."""
+    total = moments[Moment.TOTAL]
+    for h in range(ENTRIES):
+        precision = statistics[Statistic.PRECISION + h]
+        inverse = precision * 2.0
+        moments[Moment.FIRST + h] = moments[Moment.FIRST + h] * inverse
+        moments[Moment.SECOND + h] = precision * fma(moments[Moment.SECOND + h], inverse, -total)
+    moments[Moment.TOTAL] = total * _sigmoid(-statistics[Statistic.LOGIT])
+
+
+def _activation(activation: Rows, statistics: Rows) -> None:
+    """a = sigmoid(logit)."""
+    activation[0] = _sigmoid(statistics[Statistic.LOGIT])
+
+
+def _activation_backward(gradients: Rows, statistics: Rows) -> None:
+    """In place: from the gradient of the activation to that of the logit."""
+    logit = statistics[Statistic.LOGIT]
+    gradients[Moment.TOTAL] = gradients[Moment.TOTAL] * _sigmoid(logit) * _sigmoid(-logit)
+
+
+def _cost_of_datum(log_variance: Vector, betas: Rows) -> Vector:
+    """sum_h (beta_u + 1/2 log variance_h)."""
+    return fma(log_variance, 0.5, betas[Beta.U] * ENTRIES)
+
+
+def _inverse_support(support: Vector, numbers: Rows) -> tuple[ir.Value, Vector]:
+    """Does a parent explain anything? And 1 / S, or 1 where it does not."""
+    supported = support > numbers.broadcast(Number.LEAST_SUPPORT)
+    return supported, support.like(1.0) / where(supported, support, 1.0)
+
+
+def _sigmoid(x: Vector) -> Vector:
+    e = exp([minimum(x, -x)])[0]
+    return where(x.like(0.0) > x, e, 1.0) / (e + 1.0)
+
+
+def _log_sigmoid(x: Vector) -> Vector:
+    e = exp([minimum(x, -x)])[0]
+    return minimum(x, 0.0) - log(e + 1.0)
+
+
+fit = microkernel(_fit)
+fit_backward = microkernel(_fit_backward)
+likelihood_backward = microkernel(_likelihood_backward)
+activation = microkernel(_activation)
+activation_backward = microkernel(_activation_backward)

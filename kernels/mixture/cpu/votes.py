@@ -1,0 +1,509 @@
+"""Micro-kernels: what is computed for one vote vector, that is for one child and a block of parent types.
+
+A pose entry h = 4 x + q stands in row x and column q of the 4x4 matrix. Registers decide the order of the loops: two
+rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
+
+Arguments: `poses` are a child's 16 numbers; `weight` and `dv` have 16 rows for each vote, one per entry; `parent` and
+`slopes` are the statistics and the slopes of a parent's block (`layout.Statistic`, `layout.Slope`); `offset` holds 4
+numbers; all others have one row or one number for each vote. Micro-kernels with `edges` loop over `count` edges of a
+parent, from which they know where the child, its weight and its group stand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from tritoncaps.kernels.common.cpu.loops import (
+    Number,
+    Numbers,
+    at,
+    for_each,
+    for_rows,
+    looping_microkernel,
+    number,
+    repeat,
+    zero,
+)
+from tritoncaps.kernels.common.cpu.simd import (
+    Rows,
+    Vector,
+    across,
+    exp,
+    fma,
+    maximum,
+    microkernel,
+    reduce_each,
+    sum_each,
+    where,
+)
+from tritoncaps.kernels.mixture.cpu.layout import Coefficient, Edge, Moment, Slope, Statistic
+
+FAR = 4.0  # standard deviations: the square is what a variance about a wrong centre loses in precision
+
+
+# The vote itself, and what a parent thinks of it
+
+
+def _tile(
+    rows: tuple[int, ...], columns: tuple[int, ...], poses: Rows, weight: Rows, offset: Rows, centre: Rows
+) -> dict[int, Vector]:
+    """d_h = sum_k M_xk W_kq + offset_h - centre_h for the entries h of some rows x and columns q; `centre` has its sign
+    changed."""
+    d = {4 * x + q: centre[4 * x + q] for x in rows for q in columns}
+    if 3 in columns:
+        for x in rows:
+            d[4 * x + 3] = d[4 * x + 3] + offset.broadcast(x)
+    for k in range(4):
+        m = {x: poses.broadcast(4 * x + k) for x in rows}
+        for q in columns:
+            w = weight[4 * k + q]
+            for x in rows:
+                d[4 * x + q] = fma(m[x], w, d[4 * x + q])
+    return d
+
+
+def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterator[tuple[int, Vector]]:
+    """Yield h and d_h of all entries, two rows at a time."""
+    for x in (0, 2):
+        weight.barrier()  # what the other rows load again occupies no register meanwhile
+        yield from _tile((x, x + 1), (0, 1, 2, 3), poses, weight, offset, parent).items()
+
+
+class _Quadratic:
+    """sum_h precision_h d_h^2, column by column, because the columns' chains do not wait for each other.
+
+    All micro-kernels add in this order. l must come out with the same bits wherever it is computed, or else
+    exp(l - greatest) would carry the rounding error of an l that may be large.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[int, Vector] = {}
+
+    def add(self, h: int, d: Vector, precision: Vector) -> None:
+        chain = h % 4
+        self.sums[chain] = fma(d * d, precision, self.sums[chain]) if chain in self.sums else d * d * precision
+
+    def value(self) -> Vector:
+        return self.sums[0] + self.sums[1] + self.sums[2] + self.sums[3]
+
+
+class _Polynomial:
+    """2 sum_h (B_h + C_h e_h) e_h with e = d + shift, in the same order."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, Vector] = {}
+
+    def add(self, h: int, d: Vector, shift: Vector, twice_linear: Vector, twice_square: Vector) -> None:
+        deviation = d + shift
+        chain, factor = h % 4, fma(twice_square, deviation, twice_linear)
+        self.sums[chain] = fma(factor, deviation, self.sums[chain]) if chain in self.sums else factor * deviation
+
+    def value(self) -> Vector:
+        return self.sums[0] + self.sums[1] + self.sums[2] + self.sums[3]
+
+
+def _each_vote(
+    edges: Numbers,
+    count: Number,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    body: Callable[[Number, Numbers, Rows, Rows, Rows], None],
+) -> None:
+    """body(i, edge, poses, weight, offset) for `count` edges of a parent."""
+
+    def one(i: Number) -> None:
+        edge = edges.at(i, Edge.NUMBERS)
+        body(
+            i,
+            edge,
+            at(poses, (edge[number(Edge.CHILD)], number(16))),
+            at(weight, (edge[number(Edge.WEIGHT)], number(16 * weight.form.lanes))),
+            at(offset, (edge[number(Edge.SLOT)], number(4))),
+        )
+
+    for_each(poses, count, one)
+
+
+def _likelihoods(
+    l: Rows,  # noqa: E741
+    greatest: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    parent: Rows,
+    edges: Numbers,
+    count: Number,
+) -> None:
+    """l = constant - sum_h precision_h d_h^2, and the greatest of each group so far."""
+
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        quadratic = _Quadratic()
+        for h, x in _deviations(poses, weight, offset, parent):
+            quadratic.add(h, x, parent[Statistic.PRECISION + h])
+        found, of_group = parent[Statistic.CONSTANT] - quadratic.value(), at(greatest, edge[number(Edge.GROUP)])
+        at(l, i)[0] = found
+        so_far = of_group[0]
+        greatest.barrier()  # without it, LLVM makes the store below a masked one, which is slow
+        of_group[0] = maximum(so_far, found)
+
+    _each_vote(edges, count, poses, weight, offset, one)
+
+
+def _likelihoods_and_gradients(
+    l: Rows,  # noqa: E741
+    G: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    parent: Rows,
+    slopes: Rows,
+    edges: Numbers,
+    count: Number,
+) -> None:
+    """l, and G = A + sum_h (B_h + C_h e_h) e_h."""
+
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        quadratic, polynomial = _Quadratic(), _Polynomial()
+        for h, x in _deviations(poses, weight, offset, parent):
+            quadratic.add(h, x, parent[Statistic.PRECISION + h])
+            rows = (slopes[row + h] for row in (Slope.SHIFT, Slope.TWICE_LINEAR, Slope.TWICE_SQUARE))
+            polynomial.add(h, x, *rows)
+        at(l, i)[0] = parent[Statistic.CONSTANT] - quadratic.value()
+        at(G, i)[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
+
+    _each_vote(edges, count, poses, weight, offset, one)
+
+
+# The softmax over a child's parents: `count` rows of one edge, `step` apart, and sums of lanes for as many groups as
+# there are lanes
+
+
+def _fill(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
+    """row = x y, the product of two numbers."""
+    value = x.broadcast(0) * y.broadcast(0)
+    for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, value))
+
+
+def _following(rows: Rows, first: Number, count: int, step: Number) -> list[Rows]:
+    start = at(rows, (first, step))
+    return [at(start, (number(j), step)) for j in range(count)]
+
+
+def _exponentials(l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
+    """In place: e = exp(l - greatest); total += e."""
+    highest = greatest.broadcast(0)
+
+    def some(first: Number, together: int) -> None:
+        rows, added = _following(l, first, together, step), total[0]
+        for row, e in zip(rows, exp([row[0] - highest for row in rows]), strict=True):
+            row[0] = e
+            added = added + e
+        total[0] = added
+
+    for_rows(l, count, some)
+
+
+def _assignments(l: Rows, greatest: Rows, inverse: Rows, count: Number, step: Number) -> None:  # noqa: E741
+    """In place: R = exp(l - greatest) inverse."""
+    highest, scale = greatest.broadcast(0), inverse.broadcast(0)
+
+    def some(first: Number, together: int) -> None:
+        rows = _following(l, first, together, step)
+        for row, e in zip(rows, exp([row[0] - highest for row in rows]), strict=True):
+            row[0] = e * scale
+
+    for_rows(l, count, some)
+
+
+def _add_products(total: Rows, R: Rows, G: Rows, count: Number, step: Number) -> None:
+    """total += R G."""
+    (total[0],) = repeat(count, [total[0]], lambda i, sums: [fma(at(R, (i, step))[0], at(G, (i, step))[0], sums[0])])
+
+
+def _scale(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
+    """In place: row *= x y, the product of two numbers."""
+    value = x.broadcast(0) * y.broadcast(0)
+    for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, at(row, (i, step))[0] * value))
+
+
+def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
+    """In place: r = R a, and dl = r (G - da)."""
+    a, mean = activation.broadcast(0), da.broadcast(0)
+
+    def each(i: Number) -> None:
+        of_r, of_G = at(R, (i, step)), at(G, (i, step))
+        r, of_G_before = of_r[0] * a, of_G[0]
+        of_r[0] = r
+        of_G[0] = r * (of_G_before - mean)
+
+    for_each(R, count, each)
+
+
+def _first_weights(r: Rows, R: Rows, activation: Rows, count: Number, step: Number) -> None:
+    """r = R a."""
+    a = activation.broadcast(0)
+    for_each(R, count, lambda i: at(r, (i, step)).__setitem__(0, at(R, (i, step))[0] * a))
+
+
+def _greatest_of_lanes(out: Rows, rows: Rows) -> None:
+    """Element j of `out` is the greatest lane of row j, for as many rows as there are lanes."""
+    out[0] = reduce_each(maximum, [rows[j] for j in range(out.form.lanes)], out.form.lowest)
+
+
+def _sum_of_lanes(out: Rows, rows: Rows) -> None:
+    """Element j of `out` is the sum of the lanes of row j, for as many rows as there are lanes."""
+    out[0] = sum_each([rows[j] for j in range(out.form.lanes)])
+
+
+def _inverse(x: Rows) -> None:
+    """In place: 1 / x; zero stays zero."""
+    x[0] = where(x[0] > 0.0, x[0].like(1.0) / x[0], x[0])
+
+
+# Moments of a parent's votes
+
+
+def _add_moments(
+    moments: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    centre: Rows,
+    r: Rows,
+    edges: Numbers,
+    count: Number,
+) -> None:
+    """moments += (sum r, sum r d, sum r d^2) over `count` edges of a parent.
+
+    Four entries at a time: their eight sums stay in registers, with d of the vote at hand.
+    """
+    (total,) = repeat(count, [zero(r)], lambda i, sums: [sums[0] + at(r, i)[0]])
+    moments[Moment.TOTAL] = moments[Moment.TOTAL] + total
+    for x in (0, 2):
+        for q in (0, 2):
+            entries = [4 * x + q, 4 * x + q + 1, 4 * x + q + 4, 4 * x + q + 5]
+
+            def add(i: Number, sums: list[Vector], x: int = x, q: int = q) -> list[Vector]:
+                edge = edges.at(i, Edge.NUMBERS)
+                weight.barrier()  # or the centre would be kept in registers, and something else would not
+                d = _tile(
+                    (x, x + 1),
+                    (q, q + 1),
+                    at(poses, (edge[number(Edge.CHILD)], number(16))),
+                    at(weight, (edge[number(Edge.WEIGHT)], number(16 * weight.form.lanes))),
+                    at(offset, (edge[number(Edge.SLOT)], number(4))),
+                    centre,
+                )
+                factor = at(r, i)[0]
+                weighted = [factor * deviation for deviation in d.values()]
+                first = [old + new for old, new in zip(sums[:4], weighted, strict=True)]
+                squares = zip(weighted, d.values(), sums[4:], strict=True)
+                return first + [fma(new, deviation, old) for new, deviation, old in squares]
+
+            sums = repeat(count, [zero(r)] * 8, add)
+            for j, h in enumerate(sorted(entries)):
+                moments[Moment.FIRST + h] = moments[Moment.FIRST + h] + sums[j]
+                moments[Moment.SECOND + h] = moments[Moment.SECOND + h] + sums[4 + j]
+
+
+def _check_centre(excess: Rows, moments: Rows) -> None:
+    """excess, a number, is positive where the variance has cancelled: where the mean is FAR from the centre."""
+    total = moments[Moment.TOTAL]
+    scale = where(total > 0.0, total, 1.0)
+    scale = scale.like(1.0) / scale
+    worst = None
+    for h in range(16):
+        mean = moments[Moment.FIRST + h] * scale
+        variance = fma(moments[Moment.SECOND + h], scale, -(mean * mean))
+        over = fma(variance, -(FAR**2), mean * mean)
+        worst = over if worst is None else maximum(worst, over)
+    assert worst is not None
+    excess.set_element(0, across(maximum, worst))
+
+
+def _clear_moments(moments: Rows) -> None:
+    for row in range(Moment.ROWS):
+        moments[row] = 0.0
+
+
+def _sum_moments(total: Rows, moments: Rows) -> None:
+    """total += moments."""
+    for row in range(Moment.ROWS):
+        total[row] = total[row] + moments[row]
+
+
+# The gradient of a parent's votes, and what it gives to poses and weight
+
+
+def _first_coefficients(coefficients: Rows, slopes: Rows) -> None:
+    """B and 2 C of every entry, and A."""
+    for h in range(16):
+        coefficients[2 * h] = slopes[Slope.TWICE_LINEAR + h] * 0.5
+        coefficients[2 * h + 1] = slopes[Slope.TWICE_SQUARE + h]
+    coefficients[Coefficient.OFFSET] = slopes[Slope.OFFSET]
+
+
+def _later_coefficients(coefficients: Rows, parent: Rows, before: Rows, base: Rows, slopes: Rows) -> None:
+    """What r and dl add to the factor of d in dV, and to its constant, for every entry; d = V - mean of `base`."""
+    for h in range(16):
+        origin = base[Statistic.MINUS_MEAN + h]
+        shift, shift_before = (x[Statistic.MINUS_MEAN + h] - origin for x in (parent, before))
+        twice_square, steepness = slopes[Slope.TWICE_SQUARE + h], before[Statistic.PRECISION + h] * -2.0
+        coefficients[4 * h] = twice_square
+        coefficients[4 * h + 1] = fma(twice_square, shift, slopes[Slope.TWICE_LINEAR + h] * 0.5)
+        coefficients[4 * h + 2] = steepness
+        coefficients[4 * h + 3] = steepness * shift_before
+
+
+def _vote_gradients(
+    later: int,
+    dv: Rows,
+    total: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    parent: Rows,
+    coefficients: Rows,
+    rows: Rows,
+    edges: Numbers,
+    count: Number,
+    rows_step: Number,
+) -> None:
+    """dV = r (B + 2 C d) of the first iteration, whose d this is, and r (B + 2 C e) - 2 dl precision d of `later`
+    others; total of each edge's child += R G of the first iteration.
+
+    rows: r and R of the first iteration, then r and dl of each of the others, `rows_step` apart.
+    """
+
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        here, out = at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))
+        polynomial = None
+        for x, q in itertools.product((0, 2), (0, 2)):
+            weight.barrier()
+            d = _tile((x, x + 1), (q, q + 1), poses, weight, offset, parent)
+            r, *weights = (at(here, (number(j), rows_step))[0] for j in (0, *range(2, 2 * later + 2)))
+            for h, deviation in d.items():
+                linear = coefficients[2 * h]
+                gradient = fma(coefficients[2 * h + 1], deviation, linear)
+                twice = linear + gradient
+                polynomial = twice * deviation if polynomial is None else fma(twice, deviation, polynomial)
+                factor, constant = None, r * gradient
+                for j, w in enumerate(weights):
+                    row = Coefficient.LATER + Coefficient.ROWS_OF_LATER * (j // 2) + 4 * h + 2 * (j % 2)
+                    factor = w * coefficients[row] if factor is None else fma(w, coefficients[row], factor)
+                    constant = fma(w, coefficients[row + 1], constant)
+                out[h] = constant if factor is None else fma(factor, deviation, constant)
+        assert polynomial is not None
+        G = fma(polynomial, 0.5, coefficients[Coefficient.OFFSET])
+        of_child = at(total, edge[number(Edge.CHILD)])
+        of_child[0] = fma(at(here, (number(1), rows_step))[0], G, of_child[0])
+
+    _each_vote(edges, count, poses, weight, offset, one)
+
+
+def _add_later_gradients(
+    dv: Rows,
+    poses: Rows,
+    weight: Rows,
+    offset: Rows,
+    parent: Rows,
+    coefficients: Rows,
+    rows: Rows,
+    edges: Numbers,
+    count: Number,
+    rows_step: Number,
+) -> None:
+    """dV += r (B + 2 C e) - 2 dl precision d of one more iteration, whose r and dl are in `rows`."""
+
+    def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
+        here, out = at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))
+        r, dl = here[0], at(here, (number(1), rows_step))[0]
+        for h, deviation in _deviations(poses, weight, offset, parent):
+            factor = fma(dl, coefficients[4 * h + 2], r * coefficients[4 * h])
+            constant = fma(dl, coefficients[4 * h + 3], fma(r, coefficients[4 * h + 1], out[h]))
+            out[h] = fma(factor, deviation, constant)
+
+    _each_vote(edges, count, poses, weight, offset, one)
+
+
+def _add_pose_gradients(dm: Rows, dv: Rows, weight: Rows, edges: Numbers, count: Number) -> None:
+    """dM_xk += sum_q dV_xq W_kq, in each lane."""
+
+    def one(i: Number) -> None:
+        vote = (i, number(16 * dv.form.lanes))
+        gradients, out = at(dv, vote), at(dm, vote)
+        w = at(weight, (edges.at(i, Edge.NUMBERS)[number(Edge.WEIGHT)], number(16 * dv.form.lanes)))
+        for x in (0, 2):
+            w.barrier()
+            sums = {(y, k): out[4 * y + k] for y in (x, x + 1) for k in range(4)}
+            for q in range(4):
+                of_rows = {y: gradients[4 * y + q] for y in (x, x + 1)}
+                for k in range(4):
+                    factor = w[4 * k + q]
+                    for y in (x, x + 1):
+                        sums[y, k] = fma(of_rows[y], factor, sums[y, k])
+            for (y, k), value in sums.items():
+                out[4 * y + k] = value
+
+    for_each(dv, count, one)
+
+
+def _join_pose_gradients(dM: Rows, dm: Rows, edges: Numbers, count: Number) -> None:
+    """dM, 16 numbers of each child, += the sums of the lanes of dm; dm = 0."""
+    lanes = dM.form.lanes
+
+    def one(i: Number) -> None:
+        child = at(dM, (edges.at(i, Edge.NUMBERS)[number(Edge.CHILD)], number(16)))
+        rows = at(dm, (i, number(16 * lanes)))
+        for row in range(16 // lanes):
+            entries = range(row * lanes, (row + 1) * lanes)
+            child[row] = child[row] + sum_each([rows[h] for h in entries])
+            for h in entries:
+                rows[h] = 0.0
+
+    for_each(dm, count, one)
+
+
+def _add_weight_gradients(dw: Rows, dv: Rows, poses: Rows, edges: Numbers, count: Number) -> None:
+    """dW_kq += sum_x M_xk dV_xq."""
+
+    def one(i: Number) -> None:
+        vote, edge = number(16 * dv.form.lanes), edges.at(i, Edge.NUMBERS)
+        gradients, out = at(dv, (i, vote)), at(dw, (edge[number(Edge.WEIGHT)], vote))
+        child = at(poses, (edge[number(Edge.CHILD)], number(16)))
+        for k in (0, 2):
+            dv.barrier()
+            sums = {(j, q): out[4 * j + q] for j in (k, k + 1) for q in range(4)}
+            for x in range(4):
+                m = {j: child.broadcast(4 * x + j) for j in (k, k + 1)}
+                for q in range(4):
+                    gradient = gradients[4 * x + q]
+                    for j in (k, k + 1):
+                        sums[j, q] = fma(m[j], gradient, sums[j, q])
+            for (j, q), value in sums.items():
+                out[4 * j + q] = value
+
+    for_each(dv, count, one)
+
+
+likelihoods = looping_microkernel(_likelihoods)
+likelihoods_and_gradients = looping_microkernel(_likelihoods_and_gradients)
+
+fill, exponentials, scale = map(looping_microkernel, (_fill, _exponentials, _scale))
+assignments, add_products = map(looping_microkernel, (_assignments, _add_products))
+gradient_weights, first_weights = map(looping_microkernel, (_gradient_weights, _first_weights))
+greatest_of_lanes, sum_of_lanes, inverse = map(microkernel, (_greatest_of_lanes, _sum_of_lanes, _inverse))
+
+add_moments = looping_microkernel(_add_moments)
+check_centre = microkernel(_check_centre)
+clear_moments, sum_moments = microkernel(_clear_moments), microkernel(_sum_moments)
+
+first_coefficients, later_coefficients = microkernel(_first_coefficients), microkernel(_later_coefficients)
+vote_gradients_0, vote_gradients_1, vote_gradients_2 = (
+    looping_microkernel(_vote_gradients, later) for later in range(3)
+)
+add_later_gradients = looping_microkernel(_add_later_gradients)
+add_pose_gradients, join_pose_gradients = map(looping_microkernel, (_add_pose_gradients, _join_pose_gradients))
+add_weight_gradients = looping_microkernel(_add_weight_gradients)

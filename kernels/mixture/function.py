@@ -1,0 +1,157 @@
+"""A mixture routing with any fit: the iteration over the passes, as one autograd Function.
+
+    for t = 0, ..., T - 1:
+        support, mean, variance = moments of the votes, with assignments from the components before
+        components, logit = fit(support, mean, variance, parameters, t)
+
+The backward pass keeps moments and log_sums only. It calls `fit` again, differentiates it with `torch.func.vjp`, and
+leaves everything per vote to the passes. docs/backward.md derives the formulas.
+
+A fit is a function (support [N, P, C], mean [N, P, 16, C], variance [N, P, 16, C], parameters, t) ->
+(mean, precision [N, P, 16, C], log_weight, logit [N, P, C]) of plain torch operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.numerics import least_support, widen
+from tritoncaps.kernels.common.operators import differentiable_again
+from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
+
+Fit = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+class MixtureFunction(torch.autograd.Function):
+    """(mean [N, P, 16, C], logit [N, P, C], moments of every iteration, log_sums of all but the first)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        fit: Fit,
+        poses: Tensor,
+        activations: Tensor,
+        weight: Tensor,
+        tables: Sequence[Tensor],
+        iterations: int,
+        competition: str,
+        gradient: str,
+        backend: str,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, ...]:
+        wide = [widen(x) for x in parameters]
+        moments, log_sums = [], []
+        components: tuple[Tensor, ...] = ()
+        for t in range(iterations):
+            *found, log_sum = mixture_moments(
+                poses, activations, weight, list(components), tables, competition, backend
+            )
+            moments += found
+            log_sums += [log_sum] if t else []
+            *components, logit = fit(*found, wide, t)
+        return components[0].to(poses.dtype), logit.to(poses.dtype), *moments, *log_sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.fit, poses, activations, weight, tables, ctx.iterations, *ctx.options = inputs[:9]
+        parameters, kept = inputs[9:], output[2:]
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.counts = len(parameters), len(kept)
+        ctx.save_for_backward(poses, activations, weight, *parameters, *kept, *tables)
+
+    @staticmethod
+    def backward(ctx: Any, grad_mean: Tensor | None, grad_logit: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad
+        if grad_mean is None and grad_logit is None:
+            return (None,) * len(needs)
+        count, kept = ctx.counts
+        saved = ctx.saved_tensors  # asked once only: checkpointing allows no more
+        poses, activations, weight = saved[:3]
+        parameters, rest = saved[3 : 3 + count], saved[3 + count :]
+        moments, log_sums, tables = rest[: 3 * ctx.iterations], rest[3 * ctx.iterations : kept], rest[kept:]
+        if grad_mean is None:
+            grad_mean = torch.zeros_like(moments[1], dtype=poses.dtype)
+        if grad_logit is None:
+            grad_logit = torch.zeros_like(moments[0], dtype=poses.dtype)
+        competition, gradient, backend = ctx.options
+        grads = _backward(
+            grad_mean, grad_logit, poses, activations, weight, list(parameters), list(moments), list(log_sums),
+            list(tables), ctx.fit, competition, gradient, needs[1] or needs[2], needs[3], backend,
+        )  # fmt: skip
+        of_inputs = [None if g.numel() == 0 and not need else g for g, need in zip(grads[:3], needs[1:4], strict=True)]
+        return None, *of_inputs, *(None,) * 5, *grads[3:]
+
+
+def mixture_backward(
+    grad_mean: Tensor,
+    grad_logit: Tensor,
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    log_sums: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    fit: Fit,
+    competition: str,
+    gradient: str,
+    needs_children: bool,
+    needs_weight: bool,
+    backend: str,
+) -> tuple[Tensor, ...]:
+    """Gradients of poses, activations, weight (empty if not needed) and of each parameter."""
+    last = len(moments) // 3 - 1
+    since = 0 if gradient == "all" else last  # the first iteration that gradients reach
+    wide = [widen(x) for x in parameters]
+    votes = (poses, activations, weight)
+    options = (tables, competition)
+
+    def fit_again(t: int) -> Any:
+        """The components of iteration t, and the function that pulls gradients back through its fit."""
+        outputs, pull_back = torch.func.vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *moments[3 * t : 3 * t + 3], *wide)
+        return outputs, pull_back
+
+    (mean, precision, log_weight, logit), pull_back = fit_again(last)
+    grads = (widen(grad_mean), torch.zeros_like(precision), torch.zeros_like(log_weight), widen(grad_logit))
+    grads_of_parameters = [torch.zeros_like(x) for x in wide]
+    components: list[Tensor] = []
+    slopes: list[Tensor] = []
+    da: list[Tensor] = []
+    for t in range(last, since - 1, -1):
+        grad_support, grad_of_mean, grad_of_variance, *of_parameters = pull_back(grads)
+        grads_of_parameters = [x + y for x, y in zip(grads_of_parameters, of_parameters, strict=True)]
+        now = slopes_of(*moments[3 * t : 3 * t + 3], grad_support, grad_of_mean, grad_of_variance)
+        slopes = [*now, *slopes]
+        if t == 0:
+            break
+        before, pull_back = fit_again(t - 1)
+        components = [*before[:3], *components]
+        if t > since:
+            *of_components, da_now = mixture_component_gradients(
+                *votes, list(before[:3]), log_sums[t - 1], list(now), *options, backend
+            )
+            da = [da_now, *da]
+            grads = (*of_components, torch.zeros_like(before[3]))
+    first = max(since, 1) - 1
+    found = mixture_gradients(
+        *votes, components, list(log_sums[first:]), slopes, da, *options, needs_children, needs_weight, backend
+    )
+    return *found, *(x.to(p.dtype) for x, p in zip(grads_of_parameters, parameters, strict=True))
+
+
+def slopes_of(
+    support: Tensor, mean: Tensor, variance: Tensor, grad_support: Tensor, grad_mean: Tensor, grad_variance: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """offset, linear, quadratic and centre (see `backend.Slopes`) from the gradients of a parent's moments."""
+    inverse = 1 / torch.where(support > least_support(support.dtype), support, 1)
+    linear, quadratic = grad_mean * inverse[:, :, None], grad_variance * inverse[:, :, None]
+    return grad_support - (quadratic * variance).sum(2), linear, quadratic, mean
+
+
+_backward = differentiable_again(mixture_backward)

@@ -1,0 +1,151 @@
+"""The passes over the votes of a mixture routing, as opaque operators. No pass stores a vote.
+
+    mixture_moments               support, mean and variance of every parent's votes
+    mixture_component_gradients   gradients of the components that an iteration's assignments follow from
+    mixture_gradients             gradients of poses, activations and weight, of all iterations at once
+
+Between two passes a `fit` turns moments into components; `function.py` has the iteration, docs/backward.md the formulas.
+
+Letters: N images, L child and P parent locations, B child and C parent types, K weight blocks, T iterations. Children are
+poses [N, B, L, 4, 4] and activations [N, B, L]; weight is [K, B, C, 4, 4]; parents' matrices are [N, P, 16, C] and
+parents' numbers [N, P, C], both with the strides that the backend prefers and in the dtype of the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.operators import fake, operator, surrounded
+from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource, backend_of
+
+
+def _source(
+    poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str
+) -> VoteSource:
+    return VoteSource(poses.flatten(3), activations, weight, Tables(*tables), competition)
+
+
+@operator
+@surrounded
+def mixture_moments(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    components: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    competition: str,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """components: none, then all parents have the same share of a child; or mean, precision and log_weight.
+
+    -> support [N, P, C], mean and variance [N, P, 16, C], and the log_sum of every child, which is empty for equal shares.
+    """
+    before = Components(*components) if components else None
+    source = _source(poses, activations, weight, tables, competition)
+    return backend_of(backend).moments(source, before)
+
+
+@fake(mixture_moments)
+def _(poses, activations, weight, components, tables, competition, backend):
+    kernels = backend_of(backend)
+    source = _source(poses, activations, weight, tables, competition)
+    support, mean = kernels.empty_parents(source)
+    log_sum = kernels.empty_log_sum(source) if components else support.new_empty(0)
+    return support, mean, torch.empty_like(mean), log_sum
+
+
+@operator
+@surrounded
+def mixture_component_gradients(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    components: Sequence[Tensor],
+    log_sum: Tensor,
+    slopes: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    competition: str,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of mean, precision [N, P, 16, C] and log_weight [N, P, C] of the components that an iteration's
+    assignments follow from, given the slopes of that iteration; and its da, sum_j R_ij G_ij of every child."""
+    source = _source(poses, activations, weight, tables, competition)
+    return backend_of(backend).component_gradients(source, Components(*components), log_sum, Slopes(*slopes))
+
+
+@fake(mixture_component_gradients)
+def _(poses, activations, weight, components, log_sum, slopes, tables, competition, backend):
+    kernels = backend_of(backend)
+    source = _source(poses, activations, weight, tables, competition)
+    log_weight, mean = kernels.empty_parents(source)
+    return mean, torch.empty_like(mean), log_weight, kernels.empty_da(source)
+
+
+@operator
+@surrounded
+def mixture_gradients(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    components: Sequence[Tensor],
+    log_sums: Sequence[Tensor],
+    slopes: Sequence[Tensor],
+    da: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    competition: str,
+    needs_children: bool,
+    needs_weight: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of poses, activations and weight; those that are not needed come back empty, of size 0.
+
+    components, slopes   their tensors, iteration by iteration: 3 and 4 for each.
+    log_sums, da         one tensor for each iteration with components.
+
+    With T slopes, T - 1 components and T - 1 da: the first iteration has equal shares, gradients flow through all.
+    With 1 of slopes, 1 of components and no da: the last iteration, its assignments are constants.
+    """
+    source = _source(poses, activations, weight, tables, competition)
+    grads = backend_of(backend).gradients(
+        source,
+        [Components(*components[i : i + 3]) for i in range(0, len(components), 3)],
+        log_sums,
+        [Slopes(*slopes[i : i + 4]) for i in range(0, len(slopes), 4)],
+        da,
+        needs_children,
+        needs_weight,
+    )
+    found = zip(grads, (poses, activations, weight), strict=True)
+    grad_poses, grad_activations, grad_weight = (
+        given.new_empty(0) if grad is None else grad.to(given.dtype) for grad, given in found
+    )
+    return grad_poses, grad_activations, grad_weight
+
+
+@fake(mixture_gradients)
+def _(
+    poses,
+    activations,
+    weight,
+    components,
+    log_sums,
+    slopes,
+    da,
+    tables,
+    competition,
+    needs_children,
+    needs_weight,
+    backend,
+):
+    kernels = backend_of(backend)
+    source = _source(poses, activations, weight, tables, competition)
+    grad_poses, grad_activations = kernels.empty_child_gradients(source)
+    return (
+        grad_poses if needs_children else poses.new_empty(0),
+        grad_activations if needs_children else activations.new_empty(0),
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_weight else weight.new_empty(0),
+    )

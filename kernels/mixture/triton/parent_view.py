@@ -1,0 +1,213 @@
+"""The parent view: sums over the children of a parent.
+
+A program owns BN images and BC types at one parent location, and one share of its slots and child types.
+"""
+
+import triton
+import triton.language as tl
+
+from tritoncaps.kernels.mixture.triton.costs import launch_metadata
+from tritoncaps.kernels.mixture.triton.votes import (
+    ENTRIES,
+    SLOPES,
+    add_entries,
+    assignment,
+    below,
+    edge_votes,
+    images_from,
+    load_entries,
+    load_gaussian,
+    load_offset,
+    load_shift,
+    load_slopes,
+    log_likelihood,
+    subtract_entries,
+    uniform_share,
+    weight_slope,
+    zero_entries,
+)
+
+
+@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "i_h", "steps"])
+def parent_view_kernel(
+    p_poses,
+    p_weight,
+    p_votes,
+    p_activations,
+    p_children,
+    p_weight_of,
+    p_offset,
+    p_parents_start,
+    p_statistics,
+    p_slopes,
+    p_log_sum,
+    p_da,
+    p_weights,
+    p_out,
+    N,
+    L,
+    P,
+    S,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    G,
+    H: tl.constexpr,
+    i_h,
+    steps,
+    WEIGHTS: tl.constexpr,
+    LOCAL: tl.constexpr,
+    COUNT: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """The moments of the votes of a parent, over its children i, with d = V - mean (V without p_statistics).
+
+    WEIGHTS   "uniform"             w = a_i / competitors
+              "assignment"          w = r = R a_i,  R = exp(l - log_sum)
+              "stored assignment"   w = weights a_i
+              "gradient"            w = dl = r (G - da),  G = A + sum_h (B_h + C_h e_h) e_h,  e = d + shift
+              "stored gradient"     w = weights
+
+    Of assignments: m = sum_i w d / sum_i w, sum_i w (d - m)^2 and sum_i w, each updated child by child (West 1979), so
+    that a small variance never cancels. Of gradients, which have both signs: sum_i w d, sum_i w d^2 and sum_i w.
+
+    Votes: computed, from p_poses [N, L, 16, B] and p_weight [K, B, 16, C], then H = COUNT = 16; or loaded, entries
+    i_h to i_h + COUNT of p_votes [N, P, S, B, H, C].
+
+    p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_parents_start [L + 1]; p_statistics
+    [N, P, 2 H + 4, C], p_slopes [N, P, 51, C]; p_log_sum, p_da [N, G, B]; p_weights [N, P, S, B, C]; p_out
+    [splits, N, P, 2 H + 1, C].
+
+    Program (image block, type block, p, split), images fastest: split k takes `steps` of the S * ceil(B / BB)
+    pairs of a slot and a block of child types, and writes its rows of p_out[k, images, p, :, types].
+    """
+    DTYPE: tl.constexpr = p_out.dtype.element_ty
+    ABOUT_MEAN: tl.constexpr = WEIGHTS != "gradient" and WEIGHTS != "stored gradient"
+    STORED: tl.constexpr = p_votes is not None
+    # Float64 has no room to keep what is per parent: it is loaded for every child.
+    RELOADED: tl.constexpr = tl.float64 == DTYPE and not STORED and WEIGHTS != "uniform"
+    n_images = tl.cdiv(N, BN)
+    n_types = tl.cdiv(C, BC)
+    i_program = tl.program_id(0)
+    i_rest = i_program // n_images
+    i_p = (i_rest // n_types) % P
+    i_split = i_rest // n_types // P
+    o_n, m_n = images_from((i_program % n_images) * BN, N, BN)
+    o_c = (i_rest % n_types) * BC + tl.arange(0, BC)[None, None, :]
+    m_c = below(o_c, C, BC)
+    o_parent = o_n * P + i_p
+    p_parent_statistics = p_statistics
+    if p_statistics is not None:
+        p_parent_statistics += o_parent * (2 * H + 4) * C + o_c
+    if not RELOADED and (WEIGHTS == "gradient" or WEIGHTS == "assignment"):
+        b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_c, C, DTYPE)
+    elif STORED and p_statistics is not None:
+        b_mean = load_entries(p_parent_statistics + i_h * C, C, m_c, COUNT, DTYPE)
+    if WEIGHTS == "gradient":
+        p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
+        if not RELOADED:
+            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_c, C, DTYPE)
+            b_shift = load_shift(p_parent_slopes, m_c, C, DTYPE)
+
+    b_first = zero_entries(BN, BB, BC, COUNT, DTYPE)
+    b_second = zero_entries(BN, BB, BC, COUNT, DTYPE)
+    b_total = tl.zeros((BN, BB, BC), DTYPE)
+    n_blocks = tl.cdiv(B, BB)
+    i_begin = i_split * steps
+    i_end = tl.minimum(i_begin + steps, S * n_blocks)
+    for i_s in range(i_begin // n_blocks, tl.cdiv(i_end, n_blocks)):
+        i_l = tl.load(p_children + i_p * S + i_s)
+        i_first = tl.maximum(i_begin - i_s * n_blocks, 0)
+        i_last = tl.minimum(i_end - i_s * n_blocks, n_blocks)
+        i_last = tl.where(i_l >= 0, i_last, 0)  # nobody votes from a missing slot
+        i_l = tl.maximum(i_l, 0)
+        b_offset = load_offset(p_offset, i_s, DTYPE)
+        o_child = o_n * L + i_l
+        o_group = o_n * G + (i_p * S + i_s if LOCAL else i_l)
+        if p_weight is not None:
+            p_slot_weight = p_weight + tl.load(p_weight_of + i_s).to(tl.int64) * B * ENTRIES * C + o_c
+        if WEIGHTS == "uniform":
+            b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
+        for i_b in range(i_first * BB, i_last * BB, BB):
+            o_b = i_b + tl.arange(0, BB)[None, :, None]
+            m_b = below(o_b, B, BB)
+            m_loud = m_b
+            if WEIGHTS != "stored gradient":
+                b_a = tl.load(p_activations + o_child * B + o_b, mask=m_b, other=0.0).to(DTYPE)
+                m_loud = m_b & (b_a != 0)  # a silent child may hold inf or nan
+            o_edge = (o_parent * S + i_s) * B + o_b
+            if not STORED:
+                b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, ENTRIES, DTYPE)
+                b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, m_b & m_c, ENTRIES, DTYPE)
+                b_d = edge_votes(b_pose, b_weight, b_offset, None, C, None, COUNT, DTYPE)
+            else:
+                p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
+                b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
+            if RELOADED:
+                b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_b & m_c, C, DTYPE)
+            if p_statistics is not None:
+                b_d = subtract_entries(b_d, b_mean)
+            if WEIGHTS == "uniform":
+                b_w = b_share * b_a
+            elif STORED:
+                b_w = tl.load(p_weights + o_edge * C + o_c, mask=m_b & m_c, other=0.0).to(DTYPE)
+                if WEIGHTS == "stored assignment":
+                    b_w *= b_a
+            else:
+                b_log_sum = tl.load(p_log_sum + o_group * B + o_b, mask=m_b, other=0.0).to(DTYPE)
+                b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
+                b_w = b_R * b_a
+            if WEIGHTS == "gradient":
+                if RELOADED:  # with a mask that depends on R: no compiler loads them earlier
+                    m_slopes = m_b & m_c & (b_R >= 0)
+                    b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
+                    b_shift = load_shift(p_parent_slopes, m_slopes, C, DTYPE)
+                b_da = tl.load(p_da + o_group * B + o_b, mask=m_b, other=0.0).to(DTYPE)
+                b_w *= weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C) - b_da
+            if ABOUT_MEAN:
+                b_first, b_second, b_total = add_about_mean(b_first, b_second, b_total, b_w, b_d)
+            else:
+                b_first, b_second, b_total = add(b_first, b_second, b_total, b_w, b_d)
+
+    if ABOUT_MEAN:
+        b_sum = tl.sum(b_total, axis=1, keep_dims=True)
+        b_share = b_total / tl.where(b_sum > 0, b_sum, 1.0)
+    p_moments = p_out + ((i_split.to(tl.int64) * N * P + o_parent) * (2 * H + 1) + i_h) * C + o_c
+    for h in tl.static_range(COUNT):
+        b_f = b_first[h]
+        b_s = b_second[h]
+        if ABOUT_MEAN:
+            b_m = tl.sum(b_share * b_f, axis=1, keep_dims=True)
+            b_s += b_total * (b_f - b_m) * (b_f - b_m)
+            b_f *= b_share
+        tl.store(p_moments + h * C, tl.sum(b_f, axis=1, keep_dims=True), mask=m_n & m_c)
+        tl.store(p_moments + (H + h) * C, tl.sum(b_s, axis=1, keep_dims=True), mask=m_n & m_c)
+    tl.store(p_moments + (2 * H - i_h) * C, tl.sum(b_total, axis=1, keep_dims=True), mask=m_n & m_c)
+
+
+@triton.jit
+def add(b_first, b_second, b_total, b_w, b_d):
+    """The moments with one more child: sums of w d, w d^2 and w."""
+    b_new_first = ()
+    b_new_second = ()
+    for h in tl.static_range(len(b_d)):
+        b_wd = b_w * b_d[h]
+        b_new_first = b_new_first + (b_first[h] + b_wd,)
+        b_new_second = b_new_second + (tl.fma(b_wd, b_d[h], b_second[h]),)
+    return b_new_first, b_new_second, b_total + b_w
+
+
+@triton.jit
+def add_about_mean(b_mean, b_second, b_total, b_w, b_d):
+    """The moments with one more child: mean of d, sum of w (d - mean)^2, sum of w."""
+    b_sum = b_total + b_w
+    b_share = b_w / tl.where(b_sum > 0, b_sum, 1.0)
+    b_weight = b_total * b_share
+    b_new_mean = ()
+    b_new_second = ()
+    for h in tl.static_range(len(b_d)):
+        b_step = b_d[h] - b_mean[h]
+        b_new_mean = b_new_mean + (tl.fma(b_share, b_step, b_mean[h]),)
+        b_new_second = b_new_second + (tl.fma(b_weight * b_step, b_step, b_second[h]),)
+    return b_new_mean, b_new_second, b_sum

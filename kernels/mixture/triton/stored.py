@@ -1,0 +1,232 @@
+"""Votes, coordinate addition, M-step and E-step on arrays in memory, forward and backward.
+
+Votes are [N, P, S, B, C, H] and assignments [N, P, S, B, C], for any pose size H; parents' arrays are [N, P, C, H] and
+[N, P, C], children's [N, B, L, 16] and [N, B, L]. In memory types are fastest, as kernels read them: a transposed view
+of what these functions return is contiguous. What missing slots hold is never read, and is written as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton.language as tl
+from torch import Tensor
+
+from tritoncaps.kernels.common.numerics import widen
+from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.triton.launching import blocks
+from tritoncaps.kernels.mixture.iteration import Fit
+from tritoncaps.kernels.mixture.triton import child_view, edge_view, parents
+from tritoncaps.kernels.mixture.triton.em_routing import (
+    ENTRIES,
+    child_gradient,
+    child_log_sum,
+    child_sum,
+    empty_moments,
+    sum_moments,
+    weight_gradient,
+)
+from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, launch, make_edges
+
+
+def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
+    """V_ij = M_i W_ij: poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
+    edges = _pose_edges(poses, weight, tables)
+    N, P, S, B, C = (edges.sizes[name] for name in "NPSBC")
+    votes = poses.new_empty(N, P, S, B, ENTRIES, C)
+    _each_edge(edges, edge_view.pose_votes_kernel, p_out=votes)
+    return votes.transpose(4, 5)
+
+
+def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """dL/dM [N, B, L, 16] and dL/dW [K, B, C, 4, 4]."""
+    edges = _pose_edges(poses, weight, tables)
+    given = {"p_dV": _types_fastest(grad_votes), "T": 0, "ALL": False}
+    given |= dict.fromkeys(("p_statistics", "p_slopes", "p_log_sums", "p_da"))
+    return child_gradient(edges, **given)[0].movedim(3, 1), weight_gradient(edges, **given)
+
+
+def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
+    """Votes [N, P, S, B, C, 16] plus the map's offset of each slot, in the right-hand column."""
+    edges = _edges(votes, None, tables, "global")
+    out = torch.empty_like(edges.votes)
+    _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=tables.offset.to(edges.dtype), p_out=out)
+    return out.transpose(4, 5)
+
+
+def statistics_shape(images: int, parents_count: int, types: int, entries: int) -> tuple[int, ...]:
+    """Of what an M-step leaves behind."""
+    return images, parents_count, parents.statistics_rows(entries), types
+
+
+def m_step_forward(
+    votes: Tensor,
+    assignments: Tensor,
+    activations: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    tables: Tables,
+    inverse_temperature: float,
+    variance_floor: float,
+    mean_data: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fit every parent's Gaussian to its votes: mean, variance, logit and statistics [N, P, 2 H + 4, C]."""
+    edges = _edges(votes, activations, tables, "global")
+    N, P, _, _, C, H = votes.shape
+    moments = _moments(edges, "stored assignment", assignments.contiguous(), None)
+    statistics = edges.empty(*statistics_shape(N, P, C, H))
+    fit = Fit(widen(beta_u), widen(beta_a), inverse_temperature, variance_floor, mean_data)
+    parents.fit(moments, None, fit, statistics)
+    mean, precision, logit = statistics[:, :, :H], statistics[:, :, H : 2 * H], statistics[:, :, 2 * H + 1]
+    variance = (0.5 / precision).clamp(min=variance_floor)  # whatever the rounding
+    copy = mean.transpose(2, 3).clone(memory_format=torch.contiguous_format)
+    return copy, variance.transpose(2, 3), logit.clone(), statistics
+
+
+def m_step_backward(
+    grad_mean: Tensor,
+    grad_variance: Tensor,
+    grad_logit: Tensor,
+    votes: Tensor,
+    assignments: Tensor,
+    activations: Tensor,
+    beta_u: Tensor,
+    statistics: Tensor,
+    tables: Tables,
+    inverse_temperature: float,
+    variance_floor: float,
+    mean_data: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of votes, assignments, activations, beta_u and beta_a."""
+    edges = _edges(votes, activations, tables, "global")
+    fit = Fit(widen(beta_u), widen(beta_u), inverse_temperature, variance_floor, mean_data)
+    N, P, _, C = statistics.shape
+    slopes = edges.empty(N, P, parents.slopes_rows(votes.shape[5]), C)
+    parents.slopes(
+        statistics,
+        None,
+        fit,
+        slopes,
+        p_grad_mean=_types_fastest(grad_mean),
+        p_grad_variance=_types_fastest(grad_variance),
+        p_grad_logit=grad_logit.contiguous(),
+    )
+    assignments = assignments.contiguous()
+    grad_votes, grad_assignments = torch.empty_like(edges.votes), torch.empty_like(assignments)
+    slope, grad_activations = edges.empty(*assignments.shape), edges.empty(*(edges.sizes[name] for name in "NLB"))
+    _each_edge(
+        edges,
+        edge_view.m_step_gradient_kernel,
+        p_assignments=assignments,
+        p_statistics=statistics,
+        p_slopes=slopes,
+        p_grad_votes=grad_votes,
+        p_grad_assignments=grad_assignments,
+        p_slope=slope,
+        H=votes.shape[5],
+    )
+    child_sum(edges, child_view.edge_product_kernel, grad_activations, p_left=assignments, p_right=slope)
+    betas = parents.beta_gradients(slopes[None])
+    return grad_votes.transpose(4, 5), grad_assignments, grad_activations.transpose(1, 2), *betas
+
+
+def e_step_forward(
+    votes: Tensor, mean: Tensor, variance: Tensor, logit: Tensor, tables: Tables, competition: str
+) -> Tensor:
+    """Share every child among its parents: assignments [N, P, S, B, C]."""
+    edges = _edges(votes, None, tables, competition)
+    statistics = _statistics(mean, variance, logit)
+    assignments = votes.new_empty(votes.shape[:5])
+    log_sum = edges.empty(*(edges.sizes[name] for name in "NGB"))
+    child_log_sum(edges, statistics, log_sum)
+    _each_edge(
+        edges,
+        edge_view.assignment_kernel,
+        p_statistics=statistics,
+        p_log_sum=log_sum,
+        p_out=assignments,
+        H=votes.shape[5],
+    )
+    return assignments
+
+
+def e_step_backward(
+    grad_assignments: Tensor,
+    votes: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    logit: Tensor,
+    assignments: Tensor,
+    tables: Tables,
+    competition: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of votes, mean, variance and logit; `assignments` is what the forward pass returned."""
+    edges = _edges(votes, None, tables, competition)
+    assignments, grad_assignments = assignments.contiguous(), grad_assignments.contiguous()
+    statistics = _statistics(mean, variance, logit)
+    dot = edges.empty(*(edges.sizes[name] for name in "NGB"))
+    child_sum(edges, child_view.edge_product_kernel, dot, p_left=assignments, p_right=grad_assignments)
+    grad_votes, dl = torch.empty_like(edges.votes), edges.empty(*assignments.shape)
+    _each_edge(
+        edges,
+        edge_view.e_step_gradient_kernel,
+        p_assignments=assignments,
+        p_grad_assignments=grad_assignments,
+        p_statistics=statistics,
+        p_dot=dot,
+        p_dl=dl,
+        p_grad_votes=grad_votes,
+        H=votes.shape[5],
+    )
+    entries = mean.shape[3]
+    moments = _moments(edges, "stored gradient", dl, statistics).sum(dim=0).transpose(2, 3)
+    m1, m2, m0 = moments.split((entries, entries, 1), dim=3)
+    wide = widen(variance)
+    grad_variance, grad_logit = 0.5 * (m2 / wide - m0) / wide, m0.squeeze(3) * torch.sigmoid(-widen(logit))
+    return grad_votes.transpose(4, 5), m1 / wide, grad_variance, grad_logit
+
+
+def _statistics(mean: Tensor, variance: Tensor, logit: Tensor) -> Tensor:
+    """The rows [N, P, 2 H + 4, C] of given Gaussians, as far as an E-step reads them: mean, precision and constant."""
+    mean, variance, logit = widen(mean).transpose(2, 3), widen(variance).transpose(2, 3), widen(logit)
+    constant = F.logsigmoid(logit) - 0.5 * (2 * math.pi * variance).log().sum(dim=2)
+    unread = logit[:, :, None].expand(-1, -1, 3, -1)
+    return torch.cat([mean, 0.5 / variance, constant[:, :, None], unread], dim=2)
+
+
+def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | None) -> Tensor:
+    """The moments [splits, N, P, 2 H + 1, C] of stored votes with stored weights, about the mean of `statistics`."""
+    assert edges.votes is not None
+    out = empty_moments(edges, edges.votes.shape[4])
+    for i_h in range(0, edges.votes.shape[4], ENTRIES):
+        sum_moments(edges, weights, out, i_h, p_statistics=statistics, p_weights=stored)
+    return out
+
+
+def _types_fastest(x: Tensor) -> Tensor:
+    """[..., C, H] -> [..., H, C], contiguous."""
+    return x.transpose(-1, -2).contiguous()
+
+
+def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
+    sizes, children = (poses.shape[0], *weight.shape[1:3]), poses.movedim(1, 3).contiguous()
+    return make_edges(tables, "global", arithmetic(poses, weight), sizes, children, weight.contiguous())
+
+
+def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competition: str) -> Edges:
+    N, _, _, B, C, _ = votes.shape
+    given = (votes,) if activations is None else (votes, activations)
+    children = None if activations is None else activations.transpose(1, 2).contiguous()
+    dtype, packed = arithmetic(*given), _types_fastest(votes)
+    return make_edges(tables, competition, dtype, (N, B, C), votes=packed, activations=children)
+
+
+def _each_edge(edges: Edges, kernel: object, **given: Any) -> None:
+    """Launch a kernel of the edge view: a program for each pair, block of child types and block of images."""
+    sizes, tile = edges.sizes, edges.config.gradient
+    programs = blocks(sizes["N"], tile.BN) * blocks(sizes["B"], tile.BB) * sizes["P"] * sizes["S"]
+    dtype = tl.float64 if edges.dtype == torch.float64 else tl.float32
+    launch(kernel, programs, tile, edges, **given, DTYPE=dtype)
