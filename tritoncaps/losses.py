@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps import functional
+from tritoncaps._internal.checks import refuse_script
 from tritoncaps.capsules import Capsules
-
 
 PATIENCE = 1000  # training steps without a call of set_step
 
@@ -54,6 +54,8 @@ class SpreadLoss(nn.Module):
 
     margin: Tensor
 
+    __prepare_scriptable__ = refuse_script
+
     def __init__(self, schedule: Callable[[int], float] | float | None = None) -> None:
         super().__init__()
         self.schedule = LinearMargin() if schedule is None else schedule
@@ -92,6 +94,8 @@ class SpreadLoss(nn.Module):
 
 class MarginLoss(nn.Module):
     """Present classes above ``upper``, absent ones below ``lower`` (Sabour et al. 2017). Several may be present."""
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(self, upper: float = 0.9, lower: float = 0.1, down_weight: float = 0.5) -> None:
         super().__init__()
