@@ -49,7 +49,7 @@ def test_train_prints_json(trained, capsys, tmp_path):
     assert (result["reason"], result["step"], result["folder"]) == ("finished", 3, run)
     assert main(["train", "--resume", run, "--steps", "5"]) == 0
     out = capsys.readouterr().out
-    assert "finished: accuracy" in out
+    assert "finished: test accuracy" in out
     assert "step 5: test accuracy" in out
 
 

@@ -10,9 +10,10 @@ import torch
 
 from tritoncaps import EMRouting
 from tritoncaps.data import DATASETS, ImageSet, load
-from tritoncaps.data.pipeline import JITTERS
+from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.models import CapsNet
-from tritoncaps.training import NETWORKS, Config, ConfigError, build, load_checkpoint, read_config, train
+from tritoncaps.training import NETWORKS, Config, ConfigError, build, evaluate, load_checkpoint, own, read_config, train
+from tritoncaps.training.distributed import World
 from tritoncaps.training.metrics import read_metrics
 from tritoncaps.training.networks import Task
 from tritoncaps.training.objective import Objective, correct
@@ -89,11 +90,16 @@ def test_early_stop(run):
 
 def test_the_best_network_is_chosen_on_held_out_images(run, folder):
     result = run(validation=10, evaluate_every=2)
-    assert {row["kind"] for row in read_metrics(result.folder)} == {"train", "validation"}
+    kinds = [row["kind"] for row in read_metrics(result.folder) if row["kind"] != "train"]
+    assert kinds == ["validation", "validation", "test"]  # the last is that of the best network
     config = Config(**TINY, data_dir=folder, validation=10)
     splits = load_splits(config)
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (44, 10, 54)
     assert load_checkpoint(result.folder / "best.pt")["accuracy"] == result.best_accuracy
+    assert (result.evaluated_on, result.test_accuracy) == ("validation", read_metrics(result.folder)[-1]["accuracy"])
+    best, _ = load_network(result.folder / "best.pt")
+    tested = evaluate(best, splits.test, pipeline_of(config), World(0, 1, torch.device("cpu")))
+    assert result.test_accuracy == tested.accuracy
 
 
 def test_toys_are_held_out_with_all_their_images():
@@ -116,8 +122,8 @@ def test_the_best_network_is_chosen_on_held_out_toys(run, folder):
     splits = load_splits(Config(**TINY, data_dir=folder, validation_instances=1))
     assert len(splits.train) + len(splits.validation) == 54
     assert len(splits.validation) > 0
-    result = run(validation_instances=1, evaluate_every=2)
-    assert {row["kind"] for row in read_metrics(result.folder)} == {"train", "validation"}
+    rows = read_metrics(run(validation_instances=1, evaluate_every=2).folder)
+    assert [row["kind"] for row in rows if row["kind"] != "train"] == ["validation", "validation", "test"]
 
 
 def test_jitter_is_what_the_settings_say():
@@ -296,3 +302,13 @@ def test_recipes_can_be_used(recipe):
     config = Config(**read_config(recipe))
     assert loss_of(config)
     assert pipeline_of(config)
+
+
+def test_a_checkpoint_describes_data_of_ones_own(monkeypatch):
+    """With the jitter of their pipeline, which is nested."""
+    pipeline = Pipeline(crop=8, jitter=JITTERS["last"], standardise="image")
+    monkeypatch.setitem(DATASETS, "mine:load", DATASETS["mnist"]._replace(pipeline=pipeline))
+    description = own.describe("mine:load")
+    monkeypatch.delitem(DATASETS, "mine:load")
+    own.add_described("mine:load", description)
+    assert DATASETS["mine:load"].pipeline == pipeline

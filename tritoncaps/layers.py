@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.common_types import _size_any_t
 
-from tritoncaps._internal.checks import check_like_layer, check_positive, check_routing, check_shape, check_tensor
+from tritoncaps._internal.checks import (
+    check_like_layer,
+    check_positive,
+    check_routing,
+    check_shape,
+    check_tensor,
+    refuse_script,
+)
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
 from tritoncaps.routing import EMRouting
@@ -23,6 +30,8 @@ class PrimaryCaps(nn.Module):
 
     Features [N, in_channels, H, W] -> Capsules([N, out_caps, H', W', 4, 4], [N, out_caps, H', W']).
     """
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,
@@ -70,6 +79,8 @@ class _RoutedCaps(nn.Module):
     beta_a: nn.Parameter
 
     initial_beta_u: float
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps import functional
-from tritoncaps._internal.checks import check_like_layer, check_positive, check_routing, check_shape, check_tensor
+from tritoncaps._internal.checks import (
+    check_like_layer,
+    check_positive,
+    check_routing,
+    check_shape,
+    check_tensor,
+    refuse_script,
+)
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
 from tritoncaps.routing import DynamicRouting
@@ -23,6 +30,8 @@ class VectorPrimaryCaps(nn.Module):
 
     Features [N, in_channels, H, W] -> Capsules([N, out_caps, H', W', dim], [N, out_caps, H', W']).
     """
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,
@@ -67,6 +76,8 @@ class _VectorRoutedCaps(nn.Module):
 
     weight: nn.Parameter
     priors: nn.Parameter | None
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,

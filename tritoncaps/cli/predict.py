@@ -22,6 +22,7 @@ from torch import Tensor
 from tritoncaps.data import DATASETS, DataError
 from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
+from tritoncaps.training.own import find_all
 from tritoncaps.training.saved import load_network, load_pretrained_network
 from tritoncaps.training.task import pipeline_of
 
@@ -31,13 +32,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     network = parser.add_mutually_exclusive_group(required=True)
     network.add_argument("--run", metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
     network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
     parser.add_argument("--invert", action="store_true", help="exchange dark and bright")
     parser.add_argument("--crops", type=int, default=1, choices=(1, 5, 13), help="crops to average over")
     parser.add_argument("--json", action="store_true", help="print one JSON object a picture")
 
 
 def run(args: argparse.Namespace) -> int:
-    network, config = load_pretrained_network(args.pretrained)[:2] if args.pretrained else load_network(args.run_folder)
+    if args.pretrained:
+        network, config, _ = load_pretrained_network(args.pretrained)
+    else:
+        network, config = load_network(args.run_folder, find_all(model=args.model).get("network"))
     entry = DATASETS[config.data]
     channels = 1 if config.mono else entry.shape[0]
     for path in args.images:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -18,15 +19,16 @@ class ConfigError(ValueError):
     """A setting that cannot be used."""
 
 
-def _setting(default: Any, help: str, choices: tuple | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
+def _setting(default: Any, help: str, choices: Collection | None = None, own: bool = False) -> Any:
+    """``own``: besides the choices, the name of a function of the user's."""
+    return field(default=default, metadata={"help": help, "choices": choices, "own": own})
 
 
 @dataclass(frozen=True)
 class Config:
     """The defaults are those of "Matrix Capsules with EM Routing" where it names a figure."""
 
-    data: str = _setting("toynorb", "data set", tuple(DATASETS))
+    data: str = _setting("toynorb", "data set", DATASETS, own=True)
     data_dir: str | None = _setting(None, "folder of the data files [TRITONCAPS_DATA, or the user's cache]")
     mono: bool = _setting(False, "only the left image of stereo pairs")
     novel: str = _setting("none", "train on a third of the views, test on all", ("none", "azimuth", "elevation"))
@@ -50,7 +52,7 @@ class Config:
     edge_padding: int = _setting(0, "pixels by which the images' edges are repeated, before they are cropped at random")
     crops: int = _setting(1, "crops of each test image whose predictions are averaged", tuple(CROPS))
 
-    model: str = _setting("matrix-capsnet-small", "network", tuple(NETWORKS))
+    model: str = _setting("matrix-capsnet-small", "network", NETWORKS, own=True)
     iterations: int = _setting(3, "routing iterations")
     competition: str = _setting(
         "global", "EM routing: all parents of a child compete for it, or the types at one position", COMPETITIONS
@@ -61,7 +63,7 @@ class Config:
     primary_bias: float = _setting(0.0, "of the logits of primary activations, at the start; the authors' code: -1")
     backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
 
-    loss: str = _setting("auto", "loss [the network's own]", LOSSES)
+    loss: str = _setting("auto", "loss [the network's own]", LOSSES, own=True)
     mixup: float = _setting(0.0, "mix pairs of images by shares of Beta(X, X); 0: none")
     margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
     margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")
@@ -101,8 +103,9 @@ class Config:
             value, name = getattr(self, item.name), flag(item.name)
             object.__setattr__(self, item.name, _typed(name, value, kinds[item.name]))
             choices = item.metadata["choices"]
-            if choices and value is not None and value not in choices:
-                raise ConfigError(f"{name} must be one of {', '.join(map(str, choices))}, but it is {value!r}")
+            if choices and value is not None and value not in choices and not (item.metadata["own"] and is_own(value)):
+                known = ", ".join(map(str, choices)) + (" or package.module:function" if item.metadata["own"] else "")
+                raise ConfigError(f"{name} must be one of {known}, but it is {value!r}")
         for key in ("iterations", "epochs", "batch_size", "accumulate", "lr_decay_steps", "checkpoint_every"):
             self._at_least(key, 1)
         for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps"):
@@ -133,6 +136,11 @@ class Config:
         """Settings that are None are left out; TOML has no word for it."""
         pairs = ((name, value) for name, value in asdict(self).items() if value is not None)
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in pairs)
+
+
+def is_own(name: str) -> bool:
+    """Is it the name of a function of the user's, ``package.module:function``?"""
+    return ":" in name
 
 
 def flag(name: str) -> str:

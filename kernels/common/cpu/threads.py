@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tritoncaps.kernels.common.cpu.compiling import ready
+from tritoncaps.kernels.common.cpu.interrupts import stop_tasks, watched
 from tritoncaps.kernels.common.cpu.surroundings import torchs_threads
 
 Calls = list[tuple[Any, tuple[Any, ...]]]  # of kernels, with their arguments
@@ -43,15 +44,55 @@ class Plan:
     def run(self) -> None:
         """Call all kernels, in up to ``torch.get_num_threads()`` threads, and forget them."""
         calls, self.calls = self.calls, []
-        most = max((tasks for _, (_, tasks, *_) in calls), default=0)
-        helpers = _submit(min(num_threads(), most) - 1, calls)
+        while calls:  # a second time only after a signal whose handler did not raise
+            calls = _run(calls)
+
+
+class _Work:
+    """Calls that several threads make, until they are stopped."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.left: Calls = []
+        self.stopped = False
+
+    def __call__(self) -> None:
+        for kernel, arguments in self.calls:
+            if self.stopped:
+                return
+            kernel(*arguments)
+
+    def stop(self) -> None:
+        """Only tasks that were begun are done; the others are ``left``."""
+        self.stopped = True
+        for kernel, (counter, tasks, *arguments) in self.calls:
+            taken = stop_tasks(counter, tasks)
+            if taken < tasks:
+                self.left.append((kernel, (np.full(2, taken, np.int64), tasks, *arguments)))
+
+
+def _run(calls: Calls) -> Calls:
+    """Make the calls, up to a signal. Those that are left."""
+    work = _Work(calls)
+    most = max(tasks for _, (_, tasks, *_) in calls)
+    helpers: list[Future] = []
+    with watched(work.stop):
         try:
-            _call(calls)
+            helpers = _submit(min(num_threads(), most) - 1, work)
+            work()
         except BaseException:
-            wait(helpers)  # they may still write what the next call would use
+            work.stop()
+            _end(helpers)  # they may still write what the next call would use
             raise
-        for helper in helpers:
-            helper.cancel()  # one that has not started would find nothing to do
+    if work.stopped:
+        _end(helpers)
+    for helper in helpers:
+        helper.cancel()  # one that has not started would find nothing to do
+    return work.left
+
+
+def _end(helpers: list[Future]) -> None:
+    wait([helper for helper in helpers if not helper.cancel()])
 
 
 def run(kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
@@ -66,17 +107,12 @@ def num_threads() -> int:
     return getattr(torchs_threads, "number", None) or torch.get_num_threads()
 
 
-def _call(calls: Calls) -> None:
-    for kernel, arguments in calls:
-        kernel(*arguments)
-
-
-def _submit(count: int, calls: Calls) -> list[Future]:
+def _submit(count: int, work: _Work) -> list[Future]:
     if count < 1:
         return []
     try:
         with _lock:
-            return [_executor().submit(_call, calls) for _ in range(count)]
+            return [_executor().submit(work) for _ in range(count)]
     except RuntimeError:  # the interpreter is shutting down: the calling thread does all the work
         return []
 
