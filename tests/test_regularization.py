@@ -121,6 +121,13 @@ def test_networks_have_them_where_they_are_asked_for():
         build_network(config, task_by_name(config))
 
 
+@pytest.mark.parametrize("model", [MatrixCapsNet.small(1, 5, norm=True, iterations=2), TinyCapsNet(1, 5)])
+def test_every_parameter_takes_part_in_the_loss(model):
+    """DistributedDataParallel waits for all of them."""
+    model(torch.randn(2, 1, 32, 32)).activations.square().sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
 def test_dropout_is_before_the_class_capsules():
     torch.manual_seed(0)
     model = MatrixCapsNet.small(1, 5, iterations=1, dropout=0.5)

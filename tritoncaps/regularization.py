@@ -42,7 +42,8 @@ class CapsuleNorm(nn.Module):
     Capsules([N, num_caps, *space, 4, 4], [N, num_caps, *space]) -> the same shapes. Variational Bayes routing has it
     after every routing (Ribeiro et al. 2020). Statistics are taken over images and positions.
 
-    affine    learn a scale and a shift for each entry and each logit.
+    affine    learn a scale and a shift for the logits of each type. Poses have none: what a loss of class activations
+              does not use would stop DistributedDataParallel.
     momentum  of the running statistics, which evaluation uses, as in nn.BatchNorm1d.
 
     Training needs at least two values of each entry: one image is enough where there are positions, but not for class
@@ -62,9 +63,9 @@ class CapsuleNorm(nn.Module):
         check_positive(num_caps=num_caps)
         super().__init__()
         self.num_caps = num_caps
-        options: dict[str, Any] = {"affine": affine, "momentum": momentum, "device": device, "dtype": dtype}
-        self.pose = nn.BatchNorm1d(num_caps * 16, **options)
-        self.activation = nn.BatchNorm1d(num_caps, **options)
+        options: dict[str, Any] = {"momentum": momentum, "device": device, "dtype": dtype}
+        self.pose = nn.BatchNorm1d(num_caps * 16, affine=False, **options)
+        self.activation = nn.BatchNorm1d(num_caps, affine=affine, **options)
 
     def forward(self, capsules: Capsules) -> Capsules:
         poses, activations = _pair(capsules, self)
