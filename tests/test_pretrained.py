@@ -1,9 +1,11 @@
 """Weights that come with the package: small, intact, honest about themselves, and of use at once."""
 
 import hashlib
+import io
 import json
 
 import numpy as np
+import official_files as official
 import pytest
 import torch
 from PIL import Image
@@ -12,8 +14,9 @@ from tritoncaps import EMRouting
 from tritoncaps.cli import main
 from tritoncaps.data import DATASETS, toynorb
 from tritoncaps.models import MatrixCapsNet, pretrained
-from tritoncaps.training import Config
+from tritoncaps.training import Config, load_checkpoint, train
 from tritoncaps.training.saved import load_pretrained_network
+from tritoncaps.training.ship import ship
 from tritoncaps.training.task import pipeline_of
 
 SHIPPED = dict(pretrained.CHECKSUMS)
@@ -101,3 +104,19 @@ def test_toynorb_weights_know_new_toys():
         (seen,) = pipeline_of(config).test(torch.from_numpy(np.concatenate(toys)))
         right = (network(seen).activations.argmax(dim=1) == labels).float().mean().item()
     assert right > card["test_accuracy"] - 0.2  # five toys of twenty-five
+
+
+def test_weights_are_made_of_a_run(tmp_path, monkeypatch):
+    official.write_smallnorb(tmp_path / "data", count=10)
+    monkeypatch.setenv("TRITONCAPS_DATA", str(tmp_path / "data"))
+    settings = {"data": "smallnorb", "model": "tiny-capsnet", "batch_size": 4, "steps": 2, "ema": 0.5, "test_limit": 3}
+    run = train(Config(**settings, out=str(tmp_path / "run"), data_dir=str(tmp_path / "data")), quiet=True).folder
+    made = ship(run, "noise")
+    assert made.card["about"] == "noise"
+    assert made.card["images_seen"] == 8
+    assert made.card["test_accuracy"] * 10 == pytest.approx(round(made.card["test_accuracy"] * 10))  # of all ten images
+    assert (made.settings["out"], made.settings["data_dir"], made.settings["ema"]) == (None, None, 0.5)
+    average = load_checkpoint(run / "last.pt")["average"]
+    assert torch.equal(made.weights["conv.weight"], average["module.conv.weight"])
+    content = torch.load(io.BytesIO(pretrained.encode(made)), weights_only=True)
+    assert torch.equal(content["weights"]["conv.weight"], made.weights["conv.weight"])
