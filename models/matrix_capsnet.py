@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, PrimaryCaps
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, MatrixRouting, PrimaryCaps
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
 
 
@@ -28,7 +28,7 @@ class MatrixCapsNet(nn.Module):
         channels: tuple[int, int, int, int] = (32, 32, 32, 32),
         iterations: int = 3,
         *,
-        routing: EMRouting | None = None,
+        routing: MatrixRouting | None = None,
         coordinates: bool = True,
         backend: str | None = None,
         device: torch.device | str | None = None,
@@ -69,4 +69,7 @@ class MatrixCapsNet(nn.Module):
         nn.init.zeros_(self.conv.bias)
         for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps):
             layer.reset_parameters()
-        nn.init.constant_(self.conv_caps2.beta_u, 1.25)  # poses that agreed once agree more the second time
+        if isinstance(self.conv_caps2.routing, EMRouting):
+            nn.init.constant_(
+                self.conv_caps2.get_parameter("beta_u"), 1.25
+            )  # poses that agreed once agree more the second time

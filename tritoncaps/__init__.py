@@ -3,9 +3,28 @@
 from tritoncaps import functional, reference
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.kernels.common.backends import use_backend
-from tritoncaps.layers import ClassCaps, ConvCaps1d, ConvCaps2d, ConvCaps3d, PrimaryCaps
+from tritoncaps.layers import (
+    ClassCaps,
+    ConvCaps1d,
+    ConvCaps2d,
+    ConvCaps3d,
+    GraphCaps,
+    PrimaryCaps,
+    PrimaryCaps1d,
+    PrimaryCaps3d,
+)
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
-from tritoncaps.routing import DynamicRouting, EMRouting
+from tritoncaps.routing import (
+    Components,
+    DynamicRouting,
+    EMRouting,
+    MatrixRouting,
+    MixtureRouting,
+    Moments,
+    Routing,
+    VBRouting,
+    VectorRouting,
+)
 from tritoncaps.routing_map import RoutingMap
 from tritoncaps.vector_layers import ConvVectorCaps2d, VectorCaps, VectorPrimaryCaps
 from tritoncaps.version import __version__
@@ -13,6 +32,7 @@ from tritoncaps.version import __version__
 __all__ = [
     "Capsules",
     "ClassCaps",
+    "Components",
     "ConvCaps1d",
     "ConvCaps2d",
     "ConvCaps3d",
@@ -20,14 +40,23 @@ __all__ = [
     "DynamicRouting",
     "EMRouting",
     "Gaussians",
+    "GraphCaps",
     "LinearMargin",
     "MarginLoss",
+    "MatrixRouting",
+    "MixtureRouting",
+    "Moments",
     "PrimaryCaps",
+    "PrimaryCaps1d",
+    "PrimaryCaps3d",
+    "Routing",
     "RoutingMap",
     "SigmoidMargin",
     "SpreadLoss",
+    "VBRouting",
     "VectorCaps",
     "VectorPrimaryCaps",
+    "VectorRouting",
     "__version__",
     "functional",
     "reference",

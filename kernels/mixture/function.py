@@ -46,15 +46,15 @@ class MixtureFunction(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         wide = [widen(x) for x in parameters]
         moments, log_sums = [], []
-        components: tuple[Tensor, ...] = ()
+        components: list[Tensor] = []
         for t in range(iterations):
-            *found, log_sum = mixture_moments(
-                poses, activations, weight, list(components), tables, competition, backend
-            )
+            *found, log_sum = mixture_moments(poses, activations, weight, components, tables, competition, backend)
             moments += found
             log_sums += [log_sum] if t else []
             *components, logit = fit(*found, wide, t)
-        return components[0].to(poses.dtype), logit.to(poses.dtype), *moments, *log_sums
+        # copies: a fit may return a moment as it is
+        outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
+        return *outputs, *moments, *log_sums
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -114,10 +114,10 @@ def mixture_backward(
 
     def fit_again(t: int) -> Any:
         """The components of iteration t, and the function that pulls gradients back through its fit."""
-        outputs, pull_back = torch.func.vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *moments[3 * t : 3 * t + 3], *wide)
-        return outputs, pull_back
+        found = moments[3 * t : 3 * t + 3]
+        return torch.func.vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *found, *wide)[:2]
 
-    (mean, precision, log_weight, logit), pull_back = fit_again(last)
+    (_, precision, log_weight, _), pull_back = fit_again(last)
     grads = (widen(grad_mean), torch.zeros_like(precision), torch.zeros_like(log_weight), widen(grad_logit))
     grads_of_parameters = [torch.zeros_like(x) for x in wide]
     components: list[Tensor] = []
@@ -126,7 +126,8 @@ def mixture_backward(
     for t in range(last, since - 1, -1):
         grad_support, grad_of_mean, grad_of_variance, *of_parameters = pull_back(grads)
         grads_of_parameters = [x + y for x, y in zip(grads_of_parameters, of_parameters, strict=True)]
-        now = slopes_of(*moments[3 * t : 3 * t + 3], grad_support, grad_of_mean, grad_of_variance)
+        support, mean, variance = moments[3 * t : 3 * t + 3]
+        now = slopes_of(support, mean, variance, grad_support, grad_of_mean, grad_of_variance)
         slopes = [*now, *slopes]
         if t == 0:
             break
