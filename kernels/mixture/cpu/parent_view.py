@@ -82,9 +82,8 @@ def em_step(call: Call, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) 
 
 def _m_step(call: Call, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
     """Moments, and what the M-step makes of them."""
-    _statistics(
-        call, weights, array(centre), array(centre), array(out), array(log_sum), betas(call, fit), numbers(call, fit)
-    )
+    parents = betas(call, fit), numbers(call, fit)
+    _statistics(call, weights, array(centre), array(out), array(log_sum), *parents)
 
 
 def _statistics(call: Call, weights: int, before: Any, out: Any, log_sum: Any, of_types: Any, of_fit: Any) -> None:
