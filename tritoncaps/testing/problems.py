@@ -107,6 +107,6 @@ def gradients(problem: Problem, route: Route, dtype: torch.dtype = torch.float64
     capsules = problem.solve(route, inputs)
     generator = torch.Generator().manual_seed(problem.seed + 1)
     cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(dtype) for x in capsules]
-    grads = torch.autograd.grad(capsules, inputs, cotangents)
+    grads = torch.autograd.grad(capsules, inputs, cotangents, materialize_grads=True)
     named = {"poses": capsules.poses, "activations": capsules.activations}
     return named | {f"gradient of {name}": g for name, g in zip(inputs._fields, grads, strict=True)}
