@@ -137,7 +137,7 @@ def test_a_failed_start_leaves_no_folder(tmp_path, folder, monkeypatch):
 def test_an_unusable_folder_gets_a_sentence(tmp_path, folder):
     (tmp_path / "file").write_text("")
     config = Config(data="smallnorb", model="linear", data_dir=folder, out=str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="the folder .*file cannot be used: File exists"):
+    with pytest.raises(ConfigError, match=r"the folder .*file cannot be used: File exists"):
         train(config, quiet=True)
 
 
@@ -153,7 +153,9 @@ def test_without_file_locks_a_file_names_the_owner(tmp_path, monkeypatch, locks)
 
         monkeypatch.setattr(claims.fcntl, "flock", refuse)
     claim = Claim(tmp_path / "run")
-    with pytest.raises(FolderInUseError, match=OWNER.format(os.getpid()) + "; if that process has ended, delete .*owner"):
+    with pytest.raises(
+        FolderInUseError, match=OWNER.format(os.getpid()) + "; if that process has ended, delete .*owner"
+    ):
         Claim(tmp_path / "run")
     assert claim_new(tmp_path / "run").folder == tmp_path / "run-2"
     claim.release()
