@@ -98,8 +98,8 @@ def test_evaluate_tests_on_all_images_unless_told(trained, capsys, tmp_path):
 
 
 def test_images_that_a_network_cannot_take_get_a_sentence(trained, capsys, tmp_path):
-    official.write_mnist(trained / "data")
-    data = ["--data-dir", str(trained / "data")]
+    official.write_mnist(tmp_path / "data")
+    data = ["--data-dir", str(tmp_path / "data")]
     assert main(["evaluate", str(trained / "run"), "--data", "mnist", *data]) == 1
     expected = (
         "tritoncaps evaluate: the network is for images of 2x32x32 in 5 classes, "
