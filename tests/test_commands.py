@@ -49,7 +49,7 @@ def test_train_prints_json(trained, capsys, tmp_path):
     assert (result["reason"], result["step"], result["folder"]) == ("finished", 3, run)
     assert main(["train", "--resume", run, "--steps", "5"]) == 0
     out = capsys.readouterr().out
-    assert "finished: accuracy" in out
+    assert "finished: test accuracy" in out
     assert "step 5: test accuracy" in out
 
 
@@ -77,6 +77,57 @@ def test_evaluate(trained, capsys):
     assert set(result["elevation"]) == {str(n) for n in range(9)}
     assert main(["evaluate", str(trained / "run"), "--by", "azimuth"]) == 0
     assert "azimuth 34:" in capsys.readouterr().out
+
+
+def test_evaluate_tests_on_all_images_unless_told(trained, capsys, tmp_path):
+    """Whatever the run's own limit was."""
+    arguments = ["--data", "smallnorb", "--data-dir", str(trained / "data"), "--model", "linear", "--batch-size", "8"]
+    run = str(tmp_path / "run")
+    assert main(["train", *arguments, "--steps", "2", "--test-limit", "7", "--out", run, "--json"]) == 0
+    capsys.readouterr()
+    for limit, sentence, count in (
+        ([], "smallnorb, all 40 test images: accuracy ", 40),
+        (["--test-limit", "9"], "smallnorb, 9 of the test images: accuracy ", 9),
+        (["--test-limit", "99"], "smallnorb, all 40 test images: accuracy ", 40),
+    ):
+        assert main(["evaluate", run, *limit]) == 0
+        assert capsys.readouterr().out.startswith(sentence)
+        assert main(["evaluate", run, *limit, "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["images"], result["all_images"]) == (count, count == 40)
+
+
+def test_images_that_a_network_cannot_take_get_a_sentence(trained, capsys, tmp_path):
+    official.write_mnist(tmp_path / "data")
+    data = ["--data-dir", str(tmp_path / "data")]
+    assert main(["evaluate", str(trained / "run"), "--data", "mnist", *data]) == 1
+    expected = (
+        "tritoncaps evaluate: the network is for images of 2x32x32 in 5 classes, "
+        "but --data mnist gives it images of 1x28x28 in 10 classes\n"
+    )
+    assert capsys.readouterr().err == expected
+    linear = ["--data", "mnist", "--model", "linear", "--batch-size", "2", "--steps", "1", *data]
+    assert main(["train", *linear, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--data", "multimnist", *data]) == 1  # of another size
+    assert "1x28x28 in 10 classes, but --data multimnist gives it images of 1x36x36" in capsys.readouterr().err
+    assert main(["evaluate", str(trained / "run"), "--data", "imagenet"]) == 1
+    assert "--data must be one of toynorb, " in capsys.readouterr().err
+
+
+def test_a_run_with_held_out_images_ends_with_both_accuracies(trained, capsys, tmp_path):
+    arguments = ["--data", "smallnorb", "--data-dir", str(trained / "data"), "--model", "linear", "--batch-size", "8"]
+    arguments += ["--steps", "4", "--evaluate-every", "2", "--validation", "10"]
+    assert main(["train", *arguments, "--out", str(tmp_path / "a")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert main(["train", *arguments, "--out", str(tmp_path / "b"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["evaluated_on"] == "validation"
+    assert line.startswith(
+        f"finished: validation accuracy {result['accuracy']:.2%} (best {result['best_accuracy']:.2%}), "
+        f"test accuracy {result['test_accuracy']:.2%} of the network with the best validation accuracy, "
+    )
+    assert main(["evaluate", str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == result["test_accuracy"]
 
 
 def test_predict(trained, capsys, tmp_path):

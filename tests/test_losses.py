@@ -44,6 +44,30 @@ def test_margins_follow_their_schedules():
     assert schedule(10**9) == pytest.approx(0.99, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("loss", "step", "training", "grad", "warnings"),
+    [
+        (SpreadLoss(), False, True, True, 1),
+        (SpreadLoss(), True, True, True, 0),
+        (SpreadLoss(0.5), False, True, True, 0),
+        (SpreadLoss(), False, False, True, 0),
+        (SpreadLoss(), False, True, False, 0),
+    ],
+    ids=["forgotten", "called", "a number", "evaluation", "no gradient"],
+)
+def test_a_forgotten_step_is_told_once(loss, step, training, grad, warnings, recwarn):
+    loss.train(training)
+    activations = torch.rand(1, 2, requires_grad=True)
+    with torch.set_grad_enabled(grad):
+        for i in range(1500):
+            if step:
+                loss.set_step(i)
+            loss(activations, torch.tensor([0]))
+    told = [str(warning.message) for warning in recwarn if "set_step" in str(warning.message)]
+    assert len(told) == warnings
+    assert all("1000 times with the margin 0.2 of step 0" in message for message in told)
+
+
 def test_losses_are_modules():
     loss = SpreadLoss()
     assert not list(loss.parameters())

@@ -2,6 +2,8 @@
 
 import io
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -177,6 +179,28 @@ def test_aot_inductor(tmp_path):
     program = torch.export.export(model, (example,), dynamic_shapes=(Capsules({0: BATCH}, {0: BATCH}),))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     assert_same(torch._inductor.aoti_load_package(path)(other), model(other))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "size"), [(matrix_net, 17), (vector_net, 20)])
+def test_torchscript_traces_and_does_not_script(tmp_path, make, size):
+    """A trace goes through the reference, with gradients, for other batches too, and needs no tritoncaps."""
+    model = make()
+    example, other = images(2, size).float(), images(3, size).float()
+    torch.jit.trace(model, (example,)).save(str(tmp_path / "model.pt"))
+    code = (
+        "import sys, torch; model, other = torch.jit.load(sys.argv[1]), torch.load(sys.argv[2]);"
+        "outputs = model(other); outputs[1].sum().backward(); torch.save(outputs, sys.argv[2]);"
+        "assert 'tritoncaps' not in sys.modules"
+    )
+    torch.save(other, tmp_path / "other.pt")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt"), str(tmp_path / "other.pt")], check=True)
+    outputs = torch.load(tmp_path / "other.pt")
+    for theirs, mine in zip(outputs, model(other), strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-4)
+    for module in (model, SpreadLoss(), MarginLoss()):
+        with pytest.raises(RuntimeError, match=r"torch\.jit\.script cannot compile \w+: use torch\.jit\.trace"):
+            torch.jit.script(module)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -10,7 +10,8 @@ import torch
 
 from tritoncaps.data import DATASETS, load
 from tritoncaps.models import CapsNet
-from tritoncaps.training import NETWORKS, Config, ConfigError, build, load_checkpoint, read_config, train
+from tritoncaps.training import NETWORKS, Config, ConfigError, build, evaluate, load_checkpoint, read_config, train
+from tritoncaps.training.distributed import World
 from tritoncaps.training.metrics import read_metrics
 from tritoncaps.training.networks import Task
 from tritoncaps.training.objective import Objective, correct
@@ -83,11 +84,16 @@ def test_early_stop(run):
 
 def test_the_best_network_is_chosen_on_held_out_images(run, folder):
     result = run(validation=10, evaluate_every=2)
-    assert {row["kind"] for row in read_metrics(result.folder)} == {"train", "validation"}
+    kinds = [row["kind"] for row in read_metrics(result.folder) if row["kind"] != "train"]
+    assert kinds == ["validation", "validation", "test"]  # the last is that of the best network
     config = Config(**TINY, data_dir=folder, validation=10)
     splits = load_splits(config)
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (44, 10, 54)
     assert load_checkpoint(result.folder / "best.pt")["accuracy"] == result.best_accuracy
+    assert (result.evaluated_on, result.test_accuracy) == ("validation", read_metrics(result.folder)[-1]["accuracy"])
+    best, _ = load_network(result.folder / "best.pt")
+    tested = evaluate(best, splits.test, pipeline_of(config), World(0, 1, torch.device("cpu")))
+    assert result.test_accuracy == tested.accuracy
 
 
 def test_novel_views(run, folder):

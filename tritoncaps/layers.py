@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn.common_types import _size_any_t
 
 from tritoncaps import functional
-from tritoncaps._internal.checks import check_like_layer, check_map, check_positive, check_shape, check_tensor
+from tritoncaps._internal.checks import (
+    check_like_layer,
+    check_map,
+    check_positive,
+    check_shape,
+    check_tensor,
+    refuse_script,
+)
 from tritoncaps._internal.routed import RoutedCaps, check_matrix_capsules, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing import EMRouting, LayerSizes, MatrixRouting, MixtureRouting
@@ -25,6 +32,8 @@ Padding = _size_any_t | Literal["same"]
 class _PrimaryCaps(nn.Module):
     dims: int
     convolution: type[nn.Module]
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps import functional
+from tritoncaps._internal.checks import refuse_script
 from tritoncaps.capsules import Capsules
+
+PATIENCE = 1000  # training steps without a call of set_step
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class SpreadLoss(nn.Module):
     """The true class must beat every other by a margin: sum over wrong i of max(0, m - (a_t - a_i))^2.
 
     ``schedule`` gives the margin of a step, or is the margin itself. Call :meth:`set_step` as training goes on;
-    the current margin is the buffer ``margin``.
+    the current margin is the buffer ``margin``. Without it the margin stays that of step 0: after 1,000 training steps
+    a warning says so, unless the loss is compiled.
 
     >>> loss = SpreadLoss(LinearMargin(steps=1000))
     >>> loss.set_step(500)
@@ -49,18 +54,36 @@ class SpreadLoss(nn.Module):
 
     margin: Tensor
 
+    __prepare_scriptable__ = refuse_script
+
     def __init__(self, schedule: Callable[[int], float] | float | None = None) -> None:
         super().__init__()
         self.schedule = LinearMargin() if schedule is None else schedule
         self.register_buffer("margin", torch.tensor(self._margin_at(0)), persistent=False)
+        self._calls_without_step: int | None = 0 if callable(self.schedule) else None  # None: no longer counted
 
     def set_step(self, step: int) -> None:
         """Make the margin that of training step ``step``."""
         self.margin.fill_(self._margin_at(step))
+        self._calls_without_step = None
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor) -> Tensor:
         """``capsules`` with activations [N, classes], or these alone; labels [N]."""
+        if not torch.compiler.is_compiling() and self.training and torch.is_grad_enabled():
+            self._warn_without_step()
         return functional.spread_loss(_activations(capsules), labels, self.margin)
+
+    def _warn_without_step(self) -> None:
+        if self._calls_without_step is None:
+            return
+        self._calls_without_step += 1
+        if self._calls_without_step == PATIENCE:
+            self._calls_without_step = None
+            warnings.warn(
+                f"SpreadLoss has been called {PATIENCE} times with the margin {self.margin.item():.2g} of step 0: "
+                "call loss.set_step(step) in each training step, or give a number as its schedule",
+                stacklevel=4,
+            )
 
     def extra_repr(self) -> str:
         return f"schedule={self.schedule}"
@@ -71,6 +94,8 @@ class SpreadLoss(nn.Module):
 
 class MarginLoss(nn.Module):
     """Present classes above ``upper``, absent ones below ``lower`` (Sabour et al. 2017). Several may be present."""
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(self, upper: float = 0.9, lower: float = 0.1, down_weight: float = 0.5) -> None:
         super().__init__()

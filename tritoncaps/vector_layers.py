@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps import functional
-from tritoncaps._internal.checks import check_like_layer, check_positive, check_shape, check_tensor
+from tritoncaps._internal.checks import check_like_layer, check_positive, check_shape, check_tensor, refuse_script
 from tritoncaps._internal.routed import RoutedCaps, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
@@ -25,6 +25,8 @@ class VectorPrimaryCaps(nn.Module):
 
     Features [N, in_channels, H, W] -> Capsules([N, out_caps, H', W', dim], [N, out_caps, H', W']).
     """
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,
@@ -68,6 +70,8 @@ class _VectorRoutedCaps(RoutedCaps):
     """What both layers with votes share."""
 
     priors: nn.Parameter | None
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,

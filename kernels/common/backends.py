@@ -68,8 +68,8 @@ def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> 
     """The backend for tensors on ``device``: the one asked for, which must work there, or the best that does.
     ``triton_refuses`` says why Triton's kernels are not for these tensors, if they are not."""
     name = check_name(name) or _requested
-    if torch.onnx.is_in_onnx_export():
-        return "reference"  # made of operators that ONNX knows
+    if torch.onnx.is_in_onnx_export() or torch.jit.is_tracing():
+        return "reference"  # made of operators that ONNX and TorchScript know
     if name is None:
         return _automatic(device.type, triton_refuses)
     if name == CPU.name and device.type not in CPU.devices:

@@ -115,3 +115,10 @@ def check_labels(labels: object, activations: Tensor) -> None:
 def _traced() -> bool:
     """Are numbers unknown, because torch compiles or transforms what is called?"""
     return torch.compiler.is_compiling() or get_interpreter_stack() is not None
+
+
+def refuse_script(module: object) -> object:
+    """What `torch.jit.script` calls of a module, as its `__prepare_scriptable__`."""
+    raise RuntimeError(
+        f"torch.jit.script cannot compile {type(module).__name__}: use torch.jit.trace, torch.export or torch.compile"
+    )

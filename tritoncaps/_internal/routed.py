@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps._internal.checks import check_like_layer, check_shape, check_tensor
+from tritoncaps._internal.checks import check_like_layer, check_shape, check_tensor, refuse_script
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
 from tritoncaps.routing import LayerSizes, NewParameter, Routing
@@ -19,6 +19,8 @@ class RoutedCaps(nn.Module):
     """A layer of capsules whose poses come from votes. It knows the protocol of routings, not the algorithms."""
 
     weight: nn.Parameter
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(
         self,

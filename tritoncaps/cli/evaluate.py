@@ -4,7 +4,8 @@ examples:
   tritoncaps evaluate runs/toynorb-matrix-capsnet-small
   tritoncaps evaluate runs/smallnorb-matrix-capsnet --crops 13        averaged over 13 crops of each image
   tritoncaps evaluate runs/smallnorb-matrix-capsnet --by azimuth      accuracy from every side
-  tritoncaps evaluate runs/mnist-capsnet --data affnist --json        on other data of the same size
+  tritoncaps evaluate runs/toynorb-matrix-capsnet-small --data smallnorb   on other data of the same kind
+  tritoncaps evaluate runs/mnist-build --model nets:build             a network of your own: build in nets.py
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from tritoncaps.data import DATASETS
+from tritoncaps.data import data_folder
 from tritoncaps.data.pipeline import CROPS
-from tritoncaps.training import evaluate
+from tritoncaps.training import evaluate, load_network, pipeline_of
 from tritoncaps.training.distributed import world
 from tritoncaps.training.evaluation import views
-from tritoncaps.training.saved import load_network
-from tritoncaps.training.task import load_test, pipeline_of
+from tritoncaps.training.own import add_data, find_all
+from tritoncaps.training.saved import task_by_name
+from tritoncaps.training.task import check_fits, load_test, task_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="a run's folder, or a checkpoint")
-    parser.add_argument("--data", choices=DATASETS, help="other data than the network was trained for")
+    parser.add_argument("--data", metavar="NAME", help="other data than the network was trained for, or your own")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
-    parser.add_argument("--test-limit", metavar="N", type=int, help="test on this many images")
+    parser.add_argument("--test-limit", metavar="N", type=int, help="test on this many images, chosen at random [all]")
     parser.add_argument("--crops", type=int, choices=CROPS, help="crops of each image to average over")
     parser.add_argument("--by", metavar="FACTOR", help="accuracy by azimuth, elevation, lighting or instance")
     parser.add_argument("--device", default="auto", help="cpu, cuda, .. [a GPU if there is one]")
@@ -35,10 +38,16 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    network, config = load_network(args.run_folder)
-    changes = {name: getattr(args, name) for name in ("data", "data_dir", "test_limit", "crops")}
-    config = replace(config, **{name: value for name, value in changes.items() if value is not None})
+    own = find_all(model=args.model, data=args.data)
+    network, config = load_network(args.run_folder, own.get("network"))
+    made_for = task_by_name(config)
+    changes = {name: getattr(args, name) for name in ("data", "data_dir", "crops")}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    config = replace(config, **changes, test_limit=args.test_limit)  # the run's own limit is for its evaluations
+    if "data" in own:
+        add_data(config.data, own["data"], data_folder(config.data_dir))
     data = load_test(config)
+    check_fits(network, made_for, task_of(config, data))
     if args.by and args.by not in data.factors:
         known = ", ".join(data.factors) or "none"
         raise ValueError(f"--by must be a factor of {config.data} ({known}), but it is {args.by!r}")
@@ -49,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     numbers: dict[str, Any] = {
         "data": config.data,
         "images": len(data),
+        "all_images": args.test_limit is None or len(data) < args.test_limit,
         "crops": config.crops,
         "accuracy": result.accuracy,
         **views(result, data, config.novel),
@@ -62,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(numbers: dict[str, Any], by: str | None) -> str:
-    lines = [f"{numbers['data']}, {numbers['images']} images: accuracy {numbers['accuracy']:.2%}"]
+    images = f"all {numbers['images']}" if numbers["all_images"] else f"{numbers['images']} of the"
+    lines = [f"{numbers['data']}, {images} test images: accuracy {numbers['accuracy']:.2%}"]
     lines += [f"{name} views: {numbers[name]:.2%}" for name in ("familiar", "novel") if name in numbers]
     if by:
         lines += [f"{by} {value}: {accuracy:.2%}" for value, accuracy in numbers[by].items()]

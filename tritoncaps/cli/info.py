@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tritoncaps.data import DATASETS
 from tritoncaps.training import NETWORKS, Config, ConfigError, Task
+from tritoncaps.training.own import find_all, with_network
 from tritoncaps.training.pictures import learning_curve
 from tritoncaps.training.saved import load_network, task_by_name
 from tritoncaps.training.summary import summarise
@@ -24,7 +25,8 @@ from tritoncaps.training.task import build_network
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="RUN", dest="run_folder", help="a run's folder, instead of --model and --data")
-    parser.add_argument("--model", choices=NETWORKS, default="matrix-capsnet-small")
+    names = f"{{{','.join(NETWORKS)},MODULE:FUNCTION}}"
+    parser.add_argument("--model", metavar=names, default="matrix-capsnet-small", help="[matrix-capsnet-small]")
     parser.add_argument("--data", choices=DATASETS, default="toynorb")
     parser.add_argument("--iterations", type=int, default=3, help="routing iterations [3]")
     parser.add_argument("--size", type=int, metavar="N", help="images of NxN instead of the data set's")
@@ -37,10 +39,12 @@ def run(args: argparse.Namespace) -> int:
         if not args.run_folder:
             raise ConfigError("--curve needs the folder of a run, with --run")
         learning_curve(Path(args.run_folder), args.curve)
+    own = find_all(model=args.model).get("network")
     if args.run_folder:
-        network, config = load_network(args.run_folder)
+        network, config = load_network(args.run_folder, own)
     else:
         config = Config(model=args.model, data=args.data, iterations=args.iterations)
+        config = config if own is None else with_network(config, own)
     task = task_by_name(config)
     if args.size:
         task = Task(task.data, task.channels, args.size, args.size, task.classes)

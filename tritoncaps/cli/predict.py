@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tritoncaps.data import DATASETS, DataError
 from tritoncaps.training.objective import class_scores
+from tritoncaps.training.own import find_all
 from tritoncaps.training.saved import load_network
 from tritoncaps.training.task import pipeline_of
 
@@ -27,13 +28,14 @@ from tritoncaps.training.task import pipeline_of
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
     parser.add_argument("--run", required=True, metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
     parser.add_argument("--invert", action="store_true", help="exchange dark and bright")
     parser.add_argument("--crops", type=int, default=1, choices=(1, 5, 13), help="crops to average over")
     parser.add_argument("--json", action="store_true", help="print one JSON object a picture")
 
 
 def run(args: argparse.Namespace) -> int:
-    network, config = load_network(args.run_folder)
+    network, config = load_network(args.run_folder, find_all(model=args.model).get("network"))
     entry = DATASETS[config.data]
     channels = 1 if config.mono else entry.shape[0]
     for path in args.images:

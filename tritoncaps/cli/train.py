@@ -5,6 +5,7 @@ examples:
   tritoncaps train --data mnist --model capsnet --epochs 3 --lr 1e-3
   tritoncaps train --config runs/mnist-capsnet/config.toml --seed 1   another seed of an earlier run
   tritoncaps train --resume runs/mnist-capsnet                        go on with an interrupted run
+  tritoncaps train --data mnist --model nets:build                    a network of your own: build in nets.py
   torchrun --nproc-per-node 8 -m tritoncaps train --data smallnorb --model matrix-capsnet --epochs 300
 """
 
@@ -15,12 +16,11 @@ import json
 from dataclasses import MISSING, fields, replace
 from typing import Any, get_args, get_type_hints
 
-from tritoncaps.training import Config, ConfigError, load_checkpoint, read_config, train
+from tritoncaps.training import Config, Result, load_checkpoint, read_config, train
 from tritoncaps.training.checkpoint import LAST
 from tritoncaps.training.config import flag
-
-# what a run is; the other settings may change when it goes on
-FIXED = ("data", "mono", "novel", "limit", "validation", "model", "iterations", "loss", "batch_size", "seed")
+from tritoncaps.training.distributed import is_main
+from tritoncaps.training.own import find_all
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,34 +36,49 @@ def add(parser: argparse.ArgumentParser) -> None:
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
-            options |= {"type": kind, "choices": item.metadata["choices"]}
-            if not item.metadata["choices"]:
+            choices = item.metadata["choices"]
+            options |= {"type": kind, "choices": choices}
+            if not choices:
                 options["metavar"] = {int: "N", float: "X", str: "NAME"}[kind]
+            elif item.metadata["own"]:
+                options |= {"choices": None, "metavar": f"{{{','.join(choices)},MODULE:FUNCTION}}"}
         settings.add_argument(flag(item.name), **options)
 
 
 def run(args: argparse.Namespace) -> int:
     names = {item.name for item in fields(Config)}
     flags = {name: value for name, value in vars(args).items() if name in names}
-    result = train(_config(args, flags), resume=args.resume is not None, quiet=args.json)
-    numbers = {
+    own = find_all(**{name: flags.get(name) for name in ("model", "data", "loss")})
+    result = train(_config(args, flags), resume=args.resume is not None, quiet=args.json, **own)
+    if is_main():
+        print(json.dumps(_numbers(result)) if args.json else _last_line(result))
+    return 130 if result.reason == "interrupted" else 0
+
+
+def _numbers(result: Result) -> dict[str, Any]:
+    return {
         "reason": result.reason,
         "folder": str(result.folder),
         "step": result.step,
+        "evaluated_on": result.evaluated_on,
         "accuracy": result.accuracy if result.evaluation else None,  # interrupted before the first evaluation
         "best_accuracy": result.best_accuracy,
+        "test_accuracy": None if result.reason == "interrupted" else result.test_accuracy,
         "seconds": round(result.seconds, 3),
         "images_per_second": round(result.images_per_second, 1),
     }
-    if args.json:
-        print(json.dumps(numbers))
-    elif result.reason == "interrupted":
-        print(f"interrupted at step {result.step}: go on with `tritoncaps train --resume {result.folder}`")
-    else:
-        print(
-            f"{result.reason}: accuracy {result.accuracy:.2%}, {result.seconds:.0f} s of training; in {result.folder}"
+
+
+def _last_line(result: Result) -> str:
+    if result.reason == "interrupted":
+        return f"interrupted at step {result.step}: go on with `tritoncaps train --resume {result.folder}`"
+    line = f"{result.reason}: {result.evaluated_on} accuracy {result.accuracy:.2%}"
+    if result.evaluated_on == "validation":
+        line += (
+            f" (best {result.best_accuracy:.2%}), test accuracy {result.test_accuracy:.2%} "
+            "of the network with the best validation accuracy"
         )
-    return 130 if result.reason == "interrupted" else 0
+    return f"{line}, {result.seconds:.0f} s of training; in {result.folder}"
 
 
 def _config(args: argparse.Namespace, flags: dict[str, Any]) -> Config:
@@ -72,10 +87,4 @@ def _config(args: argparse.Namespace, flags: dict[str, Any]) -> Config:
         settings.pop("out", None)  # a file from a run's folder is for another run
         return Config(**{**settings, **flags})
     saved: Config = load_checkpoint(f"{args.resume}/{LAST}")["config"]
-    changes = {**settings, **flags}
-    for name in FIXED:
-        if name in changes and changes[name] != getattr(saved, name):
-            raise ConfigError(
-                f"{flag(name)} was {getattr(saved, name)} in {args.resume} and cannot become {changes[name]}"
-            )
-    return replace(saved, **{**changes, "out": args.resume})
+    return replace(saved, **{**settings, **flags, "out": args.resume})

@@ -24,7 +24,17 @@ from tritoncaps.data.pipeline import Pipeline
 from tritoncaps.data.svhn import load_svhn
 from tritoncaps.data.toynorb import load_toynorb
 
-__all__ = ["DATASETS", "DataError", "ImageSet", "MultiMNIST", "Pipeline", "data_folder", "familiar_views", "load"]
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "Entry",
+    "ImageSet",
+    "MultiMNIST",
+    "Pipeline",
+    "data_folder",
+    "familiar_views",
+    "load",
+]
 
 SPLITS = ("train", "test")
 

@@ -8,7 +8,9 @@ from tritoncaps.training.checkpoint import CheckpointError, load_checkpoint
 from tritoncaps.training.config import Config, ConfigError, read_config
 from tritoncaps.training.evaluation import Evaluation, evaluate
 from tritoncaps.training.loop import DivergedError, Result, train
-from tritoncaps.training.networks import NETWORKS, Task, build
+from tritoncaps.training.networks import NETWORKS, Network, Task, build
+from tritoncaps.training.saved import load_network
+from tritoncaps.training.task import pipeline_of
 
 __all__ = [
     "NETWORKS",
@@ -17,11 +19,14 @@ __all__ = [
     "ConfigError",
     "DivergedError",
     "Evaluation",
+    "Network",
     "Result",
     "Task",
     "build",
     "evaluate",
     "load_checkpoint",
+    "load_network",
+    "pipeline_of",
     "read_config",
     "train",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from dataclasses import asdict
 from pathlib import Path
@@ -21,26 +22,42 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(path: Path, config: Config, **state: Any) -> None:
+    """The file that was there before stays until the new one is complete."""
     content = {"format": FORMAT, "config": asdict(config), **state}
-    write_atomically(path, lambda file: torch.save(content, file))
+    try:
+        write_atomically(path, lambda file: torch.save(content, file))
+    except (OSError, RuntimeError) as error:  # torch hides an OSError behind one of its own
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        kept = f"{path} of an earlier step stays as it is" if path.exists() else "no earlier one is there"
+        raise CheckpointError(f"the checkpoint {path} cannot be written: {cause.strerror or cause}; {kept}") from error
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """A file, or of a run's folder the best checkpoint, otherwise the last. ``config`` becomes a Config."""
-    path = Path(path)
+    path, other = Path(path), ""
     if path.is_dir():
         path = path / BEST if (path / BEST).exists() else path / LAST
+        other = f"; try {path.with_name(LAST)}" if path.name == BEST and path.with_name(LAST).exists() else ""
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
-        raise CheckpointError(f"{path} is truncated, or not a checkpoint") from None
+    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the file's start
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}{other}") from None
+        raise CheckpointError(f"{path} is truncated, or not a checkpoint{other}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of tritoncaps")
     try:
-        return {**content, "config": Config(**content["config"])}
+        # runs that are older than the counter have finished all their evaluations
+        return {"evaluated": content.get("step"), **content, "config": Config(**content["config"])}
     except (KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{path} is of another version of tritoncaps: {error}") from None
+
+
+def first_problem(error: Exception) -> str:
+    """Of what ``load_state_dict`` complains about, in one line."""
+    lines = str(error).splitlines()
+    return lines[min(1, len(lines) - 1)].strip() if lines else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -16,15 +17,16 @@ class ConfigError(ValueError):
     """A setting that cannot be used."""
 
 
-def _setting(default: Any, help: str, choices: tuple | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
+def _setting(default: Any, help: str, choices: Collection | None = None, own: bool = False) -> Any:
+    """``own``: besides the choices, the name of a function of the user's."""
+    return field(default=default, metadata={"help": help, "choices": choices, "own": own})
 
 
 @dataclass(frozen=True)
 class Config:
     """The defaults are those of "Matrix Capsules with EM Routing" where it names a figure."""
 
-    data: str = _setting("toynorb", "data set", tuple(DATASETS))
+    data: str = _setting("toynorb", "data set", DATASETS, own=True)
     data_dir: str | None = _setting(None, "folder of the data files [TRITONCAPS_DATA, or the user's cache]")
     mono: bool = _setting(False, "only the left image of stereo pairs")
     novel: str = _setting("none", "train on a third of the views, test on all", ("none", "azimuth", "elevation"))
@@ -36,11 +38,11 @@ class Config:
     standardise: str = _setting("auto", "images of mean 0 and variance 1", ("auto", "crop", "image", "none"))
     crops: int = _setting(1, "crops of each test image whose predictions are averaged", tuple(CROPS))
 
-    model: str = _setting("matrix-capsnet-small", "network", tuple(NETWORKS))
+    model: str = _setting("matrix-capsnet-small", "network", NETWORKS, own=True)
     iterations: int = _setting(3, "routing iterations")
     backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
 
-    loss: str = _setting("auto", "loss [the network's own]", ("auto", "spread", "margin", "cross-entropy"))
+    loss: str = _setting("auto", "loss [the network's own]", ("auto", "spread", "margin", "cross-entropy"), own=True)
     margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
     margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")
     reconstruction: float = _setting(0.0005, "weight of the decoder's squared error, for networks that have one")
@@ -74,8 +76,9 @@ class Config:
             value, name = getattr(self, item.name), flag(item.name)
             object.__setattr__(self, item.name, _typed(name, value, kinds[item.name]))
             choices = item.metadata["choices"]
-            if choices and value is not None and value not in choices:
-                raise ConfigError(f"{name} must be one of {', '.join(map(str, choices))}, but it is {value!r}")
+            if choices and value is not None and value not in choices and not (item.metadata["own"] and is_own(value)):
+                known = ", ".join(map(str, choices)) + (" or package.module:function" if item.metadata["own"] else "")
+                raise ConfigError(f"{name} must be one of {known}, but it is {value!r}")
         for key in ("iterations", "epochs", "batch_size", "accumulate", "lr_decay_steps", "checkpoint_every"):
             self._at_least(key, 1)
         for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps"):
@@ -94,6 +97,11 @@ class Config:
         """Settings that are None are left out; TOML has no word for it."""
         pairs = ((name, value) for name, value in asdict(self).items() if value is not None)
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in pairs)
+
+
+def is_own(name: str) -> bool:
+    """Is it the name of a function of the user's, ``package.module:function``?"""
+    return ":" in name
 
 
 def flag(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -29,12 +29,30 @@ class World(NamedTuple):
             dist.all_reduce(values)
         return values
 
-    def agree(self, text: str) -> str:
-        """The main process's text."""
-        box = [text]
+    def agree(self, text: Callable[[], str]) -> str:
+        """What the main process finds; a ConfigError that it finds instead is raised in all."""
+        box: list[str | ConfigError] = [""]
+        if self.is_main:
+            try:
+                box = [text()]
+            except ConfigError as error:
+                box = [error]
         if self.size > 1:
             dist.broadcast_object_list(box, device=self.device)
+        if isinstance(box[0], ConfigError):
+            raise box[0]
         return box[0]
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """The main process's values go to all."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+
+def is_main() -> bool:
+    """Is this the only process, or the first of those that torchrun started? It is the one that prints."""
+    return int(os.environ.get("WORLD_SIZE", 0)) <= 1 or int(os.environ.get("RANK", 0)) == 0
 
 
 @contextmanager

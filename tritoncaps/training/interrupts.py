@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+ANSWER = b"\ninterrupted: the run is saved after this step and ends; Ctrl-C again ends it without saving\n"
 
 
 class Interrupts:
     """Inside, ``asked`` becomes True at the first signal; a second Ctrl-C raises KeyboardInterrupt as usual."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = True) -> None:
         self.asked = False
+        self._quiet, self._at_once = quiet, False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -25,7 +31,20 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, the first signal raises KeyboardInterrupt too: for work that can be done again."""
+        if self.asked:
             raise KeyboardInterrupt
-        self.asked = True
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if self._at_once or (again and number == signal.SIGINT):
+            raise KeyboardInterrupt
+        if not self._quiet and not again:
+            os.write(2, ANSWER)  # print() must not be called while it is at work

@@ -7,9 +7,10 @@ that was killed goes on as if nothing had happened: on a CPU, bit for bit.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,15 +25,17 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from tritoncaps.data.files import remove_leftovers, write_atomically
 from tritoncaps.data.pipeline import RANDOM_NUMBERS
-from tritoncaps.training.checkpoint import BEST, LAST, CheckpointError, load_checkpoint, save_checkpoint
-from tritoncaps.training.config import Config, ConfigError
+from tritoncaps.training.checkpoint import BEST, LAST, CheckpointError, first_problem, load_checkpoint, save_checkpoint
+from tritoncaps.training.claim import Claim, claim_new
+from tritoncaps.training.config import Config, ConfigError, flag, is_own
 from tritoncaps.training.distributed import World, world
 from tritoncaps.training.evaluation import Evaluation, as_it_is, autocast, evaluate, views
 from tritoncaps.training.interrupts import Interrupts
 from tritoncaps.training.metrics import Metrics
 from tritoncaps.training.objective import Objective, correct
+from tritoncaps.training.own import BuildNetwork, LoadData, Loss, describe, try_network, with_own
 from tritoncaps.training.progress import Progress
-from tritoncaps.training.task import build_network, load_splits, loss_of, pipeline_of, task_of
+from tritoncaps.training.task import Data, build_network, load_splits, loss_of, pipeline_of, task_of
 
 
 class DivergedError(RuntimeError):
@@ -40,7 +43,12 @@ class DivergedError(RuntimeError):
 
 
 class Result(NamedTuple):
-    """How a run ended: "finished", "early stop" or "interrupted". ``accuracy`` is that of the last weights."""
+    """How a run ended: "finished", "early stop" or "interrupted".
+
+    ``accuracy`` is that of the last weights on the held-out images if there are any, otherwise on the test images:
+    ``evaluated_on`` says which. ``test_accuracy`` is on the test images; with held-out images, of the network that is
+    best on these. It is not a number for an interrupted run.
+    """
 
     reason: str
     folder: Path
@@ -50,14 +58,36 @@ class Result(NamedTuple):
     seconds: float
     images_per_second: float
     evaluation: Evaluation | None
+    evaluated_on: str
+    test_accuracy: float
 
 
-def train(config: Config, resume: bool = False, quiet: bool = False) -> Result:
-    """Train a network as ``config`` says. ``resume``: go on with the run in ``config.out``."""
-    with world(config.device) as w:
-        config = replace(config, out=w.agree(str(_folder(config, resume))))
-        saved = load_checkpoint(Path(config.out or "") / LAST) if resume else None
-        trainer = Trainer(config, w, saved, quiet)
+def train(
+    config: Config,
+    resume: bool = False,
+    quiet: bool = False,
+    *,
+    network: BuildNetwork | None = None,
+    data: LoadData | None = None,
+    loss: Loss | None = None,
+) -> Result:
+    """Train a network as ``config`` says. ``resume``: go on with the run in ``config.out``.
+
+    Functions of your own take the place of names in ``config``, which are then those of the functions:
+
+    network(task, iterations, backend)  gives a module. It takes images [N, channels, height, width] of the
+                                        :class:`Task`, and gives scores [N, classes] or Capsules of the classes.
+    data(split, folder)                 gives the "train" or "test" images as an ImageSet, or an ImageSet and the
+                                        Pipeline for its images. The folder is that of ``config.data_dir``.
+    loss(outputs, labels)               gives one number, the mean over the images. If it has a method ``set_step``,
+                                        this is called with the number of each step.
+    """
+    config = with_own(config, network, data, loss)
+    with world(config.device) as w, _claimed(config, resume, w) as folder:
+        saved = load_checkpoint(folder / LAST) if resume else None
+        if saved is not None:
+            _check_changes(saved["config"], config)
+        trainer = Trainer(replace(config, out=str(folder)), w, saved, quiet, loss)
         try:
             return trainer.run()
         finally:
@@ -67,9 +97,13 @@ def train(config: Config, resume: bool = False, quiet: bool = False) -> Result:
 class Trainer:
     """A run: data, network, optimiser, and how far they are."""
 
-    def __init__(self, config: Config, w: World, saved: dict[str, Any] | None, quiet: bool) -> None:
-        self.config, self.world, self.folder = config, w, Path(config.out or "")
-        self.pipeline, loss = pipeline_of(config), loss_of(config)
+    def __init__(
+        self, config: Config, w: World, saved: dict[str, Any] | None, quiet: bool, loss: Loss | None = None
+    ) -> None:
+        self.config, self.world, self.folder, self.quiet = config, w, Path(config.out or ""), quiet or not w.is_main
+        self.pipeline = pipeline_of(config)
+        if loss is None and not is_own(config.model):
+            loss_of(config)  # does it suit the network? That of a user's own is known when it is built
         self.data = load_splits(config)
         self.share = self._share()
         self.steps_per_epoch = len(self.data.train) // config.batch_size
@@ -83,7 +117,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(w.device.type, enabled=config.amp == "float16")
 
         self.step, self.seconds = 0, 0.0
-        self.best, self.evaluations_since_best = 0.0, 0
+        self.best, self.evaluations_since_best, self.evaluated = 0.0, 0, 0  # the last is a step
         self.latest: Evaluation | None = None
         if saved is not None:
             self._restore(saved)
@@ -95,37 +129,48 @@ class Trainer:
         self.totals = torch.zeros(3, dtype=torch.float64, device=w.device)  # loss, right, images since the last log
         self.speed, self._clock, self._logged = 0.0, 0.0, (self.step, self.seconds)
         self.metrics = Metrics(self.folder, self.step) if w.is_main else None
-        self.progress = Progress(self.steps * config.batch_size, self.step * config.batch_size, quiet or not w.is_main)
+        self.progress = Progress(self.steps * config.batch_size, self.step * config.batch_size, self.quiet)
         if w.is_main:
             remove_leftovers(self.folder)
             write_atomically(self.folder / "config.toml", lambda file: file.write(config.to_toml().encode()))
 
     def run(self) -> Result:
-        reason = "finished"
-        with Interrupts() as interrupts:
+        with Interrupts(self.quiet) as interrupts:
             self._clock = time.perf_counter()
-            for parts in self._batches():
-                self._step(parts)
-                self.progress.advance(self.config.batch_size)
-                if self.step % self.config.log_every == 0 or self.step == self.steps:
-                    self._log()
-                if self._is_time_to_evaluate():
-                    self._check()
-                    self._evaluate()
-                    self.save()
-                    if self.config.patience and self.evaluations_since_best >= self.config.patience:
-                        reason = "early stop"
-                        break
-                elif self.step % self.config.checkpoint_every == 0:
-                    self.save()
-                if self._asked(interrupts):
-                    self.save()
-                    reason = "interrupted" if self.step < self.steps else "finished"
-                    break
-        if self.latest is None and reason == "finished":  # a finished run was resumed
-            self._evaluate()
+            reason = self._train(interrupts)
         accuracy = self.latest.accuracy if self.latest else float("nan")
-        return Result(reason, self.folder, self.step, accuracy, self.best, self.seconds, self.speed, self.latest)
+        tested = float("nan") if reason == "interrupted" else self._test_accuracy(accuracy)
+        kind, _ = self._evaluation_data()
+        speed = self.speed
+        return Result(
+            reason, self.folder, self.step, accuracy, self.best, self.seconds, speed, self.latest, kind, tested
+        )
+
+    def _train(self, interrupts: Interrupts) -> str:
+        """To the end of the run. Why it ended."""
+        if self.step and self.evaluated < self.step and self._is_time_to_evaluate():
+            self._evaluate(interrupts)  # the run was interrupted in this evaluation
+        if interrupts.asked:
+            return "interrupted"
+        for parts in self._batches():
+            self._step(parts)
+            self.progress.advance(self.config.batch_size)
+            if self.step % self.config.log_every == 0 or self.step == self.steps:
+                self._log()
+            if self._is_time_to_evaluate():
+                self._check()
+                self._evaluate(interrupts)
+                self.save()
+                if self.config.patience and self.evaluations_since_best >= self.config.patience:
+                    return "early stop"
+            elif self.step % self.config.checkpoint_every == 0:
+                self.save()
+            if self._asked(interrupts):
+                self.save()
+                return "finished" if self.step == self.steps == self.evaluated else "interrupted"
+        if self.latest is None:  # a finished run was resumed
+            self._evaluate(interrupts)
+        return "finished" if self.latest is not None else "interrupted"
 
     def save(self) -> None:
         """The last checkpoint, unless what would be saved is not finite."""
@@ -138,6 +183,7 @@ class Trainer:
                 average=self.average.state_dict() if self.average else None,
                 optimiser=self.optimiser.state_dict(),
                 scaler=self.scaler.state_dict(),
+                images=describe(self.config.data),
                 **{name: getattr(self, name) for name in _COUNTERS},
             )
 
@@ -232,20 +278,37 @@ class Trainer:
         if not all(value.isfinite().all() for value in self.network.parameters()):
             raise DivergedError(self._farewell("a weight"))
 
-    def _evaluate(self) -> None:
-        """On the held-out images if there are any, otherwise on the test images; keeps the best network."""
-        config = self.config
+    def _evaluation_data(self) -> tuple[str, Data]:
+        """The held-out images if there are any, otherwise the test images."""
+        held_out = self.data.validation
+        return ("test", self.data.test) if held_out is None else ("validation", held_out)
+
+    def _evaluate(self, interrupts: Interrupts) -> None:
+        """Keeps the best network. Evaluations may be long: a process that is alone leaves one when it is asked to end,
+        and does it again when the run goes on."""
+        config, (kind, data) = self.config, self._evaluation_data()
         network = self.average if self.average is not None else self.network
-        kind = "validation" if self.data.validation is not None else "test"
-        data = self.data.test if self.data.validation is None else self.data.validation
-        self.latest = evaluate(network, data, self.pipeline, self.world, config.crops, config.amp, config.workers)
+        try:
+            with interrupts.at_once() if self.world.size == 1 else nullcontext():
+                self.latest = self._accuracy(network, data)
+        except KeyboardInterrupt:
+            if interrupts.asked:
+                return
+            raise
+        self.evaluated = self.step
         accuracy, epoch = self.latest.accuracy, self.step / self.steps_per_epoch
         self.evaluations_since_best += 1
         if accuracy > self.best:
             self.best, self.evaluations_since_best = accuracy, 0
             if self.world.is_main:
-                weights = (network.module if isinstance(network, AveragedModel) else network).state_dict()
-                save_checkpoint(self.folder / BEST, config, network=weights, step=self.step, accuracy=accuracy)
+                save_checkpoint(
+                    self.folder / BEST,
+                    config,
+                    network=_weights(network),
+                    step=self.step,
+                    accuracy=accuracy,
+                    images=describe(config.data),
+                )
         if self.metrics is not None:
             seen = views(self.latest, data, config.novel)
             self.metrics.add(kind, self.step, accuracy=accuracy, epoch=epoch, seconds=self.seconds, **seen)
@@ -256,11 +319,35 @@ class Trainer:
             )
         self._clock = time.perf_counter()  # the time of evaluations is not counted
 
-    def _build_objective(self, loss: str) -> Objective:
-        torch.manual_seed(self.config.seed)
-        network = build_network(self.config, task_of(self.config, self.data.train))
-        margin_steps = self.config.margin_steps or max(self.steps // 2, 1)
-        objective = Objective(network, loss, self.config.margin, margin_steps, self.config.reconstruction)
+    def _test_accuracy(self, accuracy: float) -> float:
+        """At the end of a run. With held-out images, that of the best network, which the run's own then becomes."""
+        if self.data.validation is None:
+            return accuracy
+        if self.world.is_main:
+            best = self.folder / BEST
+            kept = load_checkpoint(best)["network"] if best.exists() else _weights(self.average or self.network)
+            self.network.load_state_dict(kept)
+        self.world.share(self.network.state_dict().values())
+        tested = self._accuracy(self.network, self.data.test)
+        if self.metrics is not None:
+            seen = views(tested, self.data.test, self.config.novel)
+            epoch = self.step / self.steps_per_epoch
+            self.metrics.add("test", self.step, accuracy=tested.accuracy, epoch=epoch, seconds=self.seconds, **seen)
+        return tested.accuracy
+
+    def _accuracy(self, network: nn.Module, data: Data) -> Evaluation:
+        config = self.config
+        return evaluate(network, data, self.pipeline, self.world, config.crops, config.amp, config.workers)
+
+    def _build_objective(self, loss: Loss | None) -> Objective:
+        config, task = self.config, task_of(self.config, self.data.train)
+        torch.manual_seed(config.seed)
+        network = build_network(config, task)
+        suits = try_network(config.model, network, task, loss) if is_own(config.model) or loss else None
+        margin_steps = config.margin_steps or max(self.steps // 2, 1)
+        objective = Objective(
+            network, loss or loss_of(config, suits), config.margin, margin_steps, config.reconstruction
+        )
         decoder = getattr(network, "decoder", None)
         if decoder is not None and not objective.reconstruction:
             decoder.requires_grad_(False)
@@ -276,7 +363,7 @@ class Trainer:
             for name in _COUNTERS:
                 setattr(self, name, saved[name])
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_problem(error)
             raise CheckpointError(f"{self.folder / LAST} does not fit this configuration: {reason}") from None
 
     def _share(self) -> int:
@@ -313,7 +400,10 @@ class Trainer:
         return f"{what} is not finite at step {self.step}: training stops; {kept}; try a lower --lr"
 
 
-_COUNTERS = ("step", "seconds", "best", "evaluations_since_best")
+_COUNTERS = ("step", "seconds", "best", "evaluations_since_best", "evaluated")
+
+# what a run is; the other settings may change when it goes on
+_FIXED = ("data", "mono", "novel", "limit", "validation", "model", "iterations", "loss", "batch_size", "seed")
 
 
 def _average(network: nn.Module, decay: float) -> AveragedModel:
@@ -325,18 +415,52 @@ def _seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _folder(config: Config, resume: bool) -> Path:
-    """The run's folder: the one given, which must be free unless the run goes on, or a new one."""
-    if config.out is not None:
-        folder = Path(config.out)
-        if not resume and (folder / LAST).exists():
-            raise ConfigError(f"--out {folder} holds a run already: go on with --resume, or name another folder")
-        return folder
-    if resume:
-        raise ConfigError("--resume needs the folder of the run, with --out")
-    name, number = Path("runs") / f"{config.data}-{config.model}", 1
-    folder = name
-    while folder.exists():
-        number += 1
-        folder = name.with_name(f"{name.name}-{number}")
-    return folder
+def _weights(network: nn.Module) -> dict[str, Any]:
+    return (network.module if isinstance(network, AveragedModel) else network).state_dict()
+
+
+def _check_changes(saved: Config, config: Config) -> None:
+    """A run goes on as what it is. Functions of the user's may have got another name."""
+    for name in _FIXED:
+        before, now = getattr(saved, name), getattr(config, name)
+        if before != now and not (name in ("data", "model", "loss") and is_own(before) and is_own(now)):
+            raise ConfigError(f"{flag(name)} was {before} in {config.out} and cannot become {now}")
+    if bool(saved.ema) != bool(config.ema):
+        raise ConfigError(
+            f"--ema was {saved.ema} in {config.out} and cannot become {config.ema}: "
+            f"the moving average {'would be lost' if saved.ema else 'must start with the run'}"
+        )
+
+
+@contextmanager
+def _claimed(config: Config, resume: bool, w: World) -> Iterator[Path]:
+    """The run's folder, which belongs to the main process until the run ends."""
+    claims: list[Claim] = []
+
+    def take() -> str:
+        claims.append(_claim(config, resume))
+        return str(claims[0].folder)
+
+    try:
+        yield Path(w.agree(take))
+    finally:
+        for claim in claims:
+            claim.release()
+
+
+def _claim(config: Config, resume: bool) -> Claim:
+    """The folder given, which must be free unless the run goes on, or a new one."""
+    if config.out is None:
+        if resume:
+            raise ConfigError("--resume needs the folder of the run, with --out")
+        return claim_new(Path("runs") / "-".join(_short(name) for name in (config.data, config.model)))
+    claim = Claim(Path(config.out))
+    if not resume and (claim.folder / LAST).exists():
+        claim.release()
+        raise ConfigError(f"--out {config.out} holds a run already: go on with --resume, or name another folder")
+    return claim
+
+
+def _short(name: str) -> str:
+    """As part of a folder's name; of package.module:function, the function's."""
+    return re.sub(r"\W+", "-", name.rpartition(":")[2]).strip("-") if is_own(name) else name

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tritoncaps.data.files import write_atomically
+from tritoncaps.data.files import DataError, write_atomically
 
 METRICS = "metrics.jsonl"
 
@@ -15,21 +16,25 @@ class Metrics:
     """Rows of numbers by step. A run that goes on from ``step`` forgets the rows after it."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        path = folder / METRICS
+        self._path = path = folder / METRICS
         kept = [row for row in read_metrics(folder) if row["step"] <= step] if step else []
         write_atomically(path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in kept).encode()))
         self._file = open(path, "a", buffering=1)  # noqa: SIM115 - open as long as the run
         self._board = _tensorboard(folder)
 
     def add(self, kind: str, step: int, **numbers: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
+        try:
+            self._file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
+        except OSError as error:
+            raise DataError(f"{self._path} cannot be written: {error.strerror or error}; checkpoints stay") from error
         if self._board is not None:
             for name, value in numbers.items():
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written, again
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +14,30 @@ from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLos
 
 
 class Objective(nn.Module):
-    """A network with its loss, as one module, so that DistributedDataParallel sees the decoder's work too."""
+    """A network with its loss, as one module, so that DistributedDataParallel sees the decoder's work too.
 
-    def __init__(self, network: nn.Module, loss: str, margin: str, margin_steps: int, reconstruction: float) -> None:
+    ``loss`` is a name, or a function of the network's outputs and the labels.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: str | Callable[[Any, Tensor], Tensor],
+        margin: str,
+        margin_steps: int,
+        reconstruction: float,
+    ) -> None:
         super().__init__()
         self.network = network
-        self.loss = _loss(loss, margin, margin_steps)
-        self.reconstruction = reconstruction if getattr(network, "decoder", None) is not None else 0.0
+        self.loss = _loss(loss, margin, margin_steps) if isinstance(loss, str) else loss
+        draws = getattr(network, "decoder", None) is not None and hasattr(network, "reconstruct")
+        self.reconstruction = reconstruction if draws else 0.0
 
     def set_step(self, step: int) -> None:
-        if isinstance(self.loss, SpreadLoss):
-            self.loss.set_step(step)
+        """For losses that change as training goes on."""
+        set_step = getattr(self.loss, "set_step", None)
+        if callable(set_step):
+            set_step(step)
 
     def forward(self, images: Tensor, labels: Tensor, drawings: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss, and the scores of the classes [N, classes]. The decoder is to draw ``drawings``: the images, or

@@ -7,24 +7,37 @@ from pathlib import Path
 from torch import nn
 
 from tritoncaps.data import DATASETS
-from tritoncaps.training.checkpoint import CheckpointError, load_checkpoint
+from tritoncaps.training.checkpoint import CheckpointError, first_problem, load_checkpoint
 from tritoncaps.training.config import Config
 from tritoncaps.training.networks import Task
+from tritoncaps.training.own import BuildNetwork, add_described, check_known, with_network
 from tritoncaps.training.task import build_network, pipeline_of
 
 
-def load_network(path: str | Path) -> tuple[nn.Module, Config]:
-    """The network of a run's folder or of a checkpoint, ready to use, and how it was trained."""
+def load_network(path: str | Path, network: BuildNetwork | None = None) -> tuple[nn.Module, Config]:
+    """The network of a run's folder or of a checkpoint, ready to use, and how it was trained.
+
+    A run's folder has no code. If the network was one of your own, ``network`` is the function that builds it.
+
+    >>> from tritoncaps.training import load_network, pipeline_of
+    >>> network, config = load_network("runs/mnist-capsnet")  # doctest: +SKIP
+    >>> scores = network(pipeline_of(config).test(images)[0])  # doctest: +SKIP
+    """
     saved = load_checkpoint(path)
-    config: Config = saved["config"]
-    network = build_network(config, task_by_name(config))
+    config = saved["config"] if network is None else with_network(saved["config"], network)
+    try:
+        add_described(config.data, saved.get("images") or {})
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{path} does not say what the images of {config.data} are like") from None
+    check_known(config)
+    built = build_network(config, task_by_name(config))
     average = saved.get("average")
     weights = saved["network"] if average is None else _averaged(average)
     try:
-        network.load_state_dict(weights)
+        built.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit its own configuration: {str(error).splitlines()[0]}") from None
-    return network.eval(), config
+        raise CheckpointError(f"{path} does not fit the network {config.model}: {first_problem(error)}") from None
+    return built.eval(), config
 
 
 def task_by_name(config: Config) -> Task:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
@@ -52,7 +54,8 @@ def _channels(config: Config, data: Data) -> Data:
 
 
 def pipeline_of(config: Config) -> Pipeline:
-    """The data set's, with the standardisation that the network wants or the configuration names."""
+    """How images become what the network of ``config`` gets: as its data set says, standardised as the network wants or
+    as ``config`` says. ``pipeline_of(config).test(images)[0]`` takes bytes [N, C, H, W]."""
     pipeline = DATASETS[config.data].pipeline
     own = pipeline.standardise if NETWORKS[config.model].standardise else None
     chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
@@ -70,8 +73,26 @@ def build_network(config: Config, task: Task) -> nn.Module:
     return build(config.model, task, config.iterations, config.backend)
 
 
-def loss_of(config: Config) -> str:
-    own = NETWORKS[config.model].loss
+def check_fits(network: nn.Module, made_for: Task, task: Task) -> None:
+    """Can a network that was made for some images take these? Some networks take any size."""
+    if (made_for.channels, made_for.classes) == (task.channels, task.classes):
+        if (made_for.height, made_for.width) == (task.height, task.width):
+            return
+        with suppress(RuntimeError, ValueError), torch.no_grad():
+            network(torch.zeros(1, task.channels, task.height, task.width))
+            return
+    raise ConfigError(
+        f"the network is for images of {_text(made_for)}, but --data {task.data} gives it images of {_text(task)}"
+    )
+
+
+def _text(task: Task) -> str:
+    return f"{task.channels}x{task.height}x{task.width} in {task.classes} classes"
+
+
+def loss_of(config: Config, suits: str | None = None) -> str:
+    """By name. ``suits``: the loss for a network of the user's, which has no entry for it."""
+    own = suits or NETWORKS[config.model].loss
     chosen = own if config.loss == "auto" else config.loss
     if own == "cross-entropy" and chosen != own:
         raise ConfigError(f"--loss {chosen} is for capsules; --model {config.model} is trained by cross-entropy")

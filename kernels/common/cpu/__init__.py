@@ -1,1 +1,1 @@
-"""What all CPU kernels share: SIMD vectors, loops, tasks, threads, compilation, memory."""
+"""What all CPU kernels share: SIMD vectors, loops, tasks, threads, signals, compilation, memory."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
 from tritoncaps.kernels.common.cpu.compiling import ready
+from tritoncaps.kernels.common.cpu.interrupts import stop_tasks, watched
 from tritoncaps.kernels.common.cpu.surroundings import torchs_threads
 
 Calls = list[tuple[Any, tuple[Any, ...]]]  # of kernels, with their arguments
@@ -43,15 +45,54 @@ class Plan:
     def run(self) -> None:
         """Call all kernels, in up to ``torch.get_num_threads()`` threads, and forget them."""
         calls, self.calls = self.calls, []
-        most = max((tasks for _, (_, tasks, *_) in calls), default=0)
-        helpers = _submit(min(num_threads(), most) - 1, calls)
+        while calls:  # a second time only after a signal whose handler did not raise
+            calls = _run(calls)
+
+
+class _Work:
+    """Calls that several threads make, until they are stopped."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.left: Calls = []
+        self.stopped = False
+        self.helpers: list[Future] = []  # of other threads
+
+    def __call__(self) -> None:
+        for kernel, arguments in self.calls:
+            if self.stopped:
+                return
+            kernel(*arguments)
+
+    def cancel(self) -> list[Future]:
+        """Helpers that have not started find nothing to do. The others."""
+        return [helper for helper in self.helpers if not helper.cancel()]
+
+    def stop(self) -> None:
+        """Only tasks that were begun are done; the others are ``left``."""
+        self.stopped = True
+        for kernel, (counter, tasks, *arguments) in self.calls:
+            taken = stop_tasks(counter, tasks)
+            if taken < tasks:
+                self.left.append((kernel, (np.full(2, taken, np.int64), tasks, *arguments)))
+
+
+def _run(calls: Calls) -> Calls:
+    """Make the calls, up to a signal. Those that are left."""
+    work = _Work(calls)
+    most = max(tasks for _, (_, tasks, *_) in calls)
+    with watched(work.stop):
         try:
-            _call(calls)
+            _submit(min(num_threads(), most) - 1, work)
+            work()
         except BaseException:
-            wait(helpers)  # they may still write what the next call would use
+            work.stop()
+            wait(work.cancel())  # they may still write what the next call would use
             raise
-        for helper in helpers:
-            helper.cancel()  # one that has not started would find nothing to do
+    helpers = work.cancel()
+    if work.stopped:
+        wait(helpers)
+    return work.left
 
 
 def run(kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
@@ -66,19 +107,12 @@ def num_threads() -> int:
     return getattr(torchs_threads, "number", None) or torch.get_num_threads()
 
 
-def _call(calls: Calls) -> None:
-    for kernel, arguments in calls:
-        kernel(*arguments)
-
-
-def _submit(count: int, calls: Calls) -> list[Future]:
+def _submit(count: int, work: _Work) -> None:
     if count < 1:
-        return []
-    try:
-        with _lock:
-            return [_executor().submit(_call, calls) for _ in range(count)]
-    except RuntimeError:  # the interpreter is shutting down: the calling thread does all the work
-        return []
+        return
+    with _lock, suppress(RuntimeError):  # the interpreter is shutting down: the calling thread does all the work
+        for _ in range(count):
+            work.helpers.append(_executor().submit(work))
 
 
 def _executor() -> ThreadPoolExecutor:

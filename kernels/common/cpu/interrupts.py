@@ -1,0 +1,95 @@
+"""Ctrl-C while kernels run.
+
+Python calls the handlers of signals in its main thread, between two of its own instructions, and a kernel is one such
+instruction. But it writes a byte into a socket at once. A thread waits for this byte and stops the kernels, so that the
+main thread is back, and the handlers are called, as soon as the tasks are done that were begun.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from tritoncaps.kernels.common.cpu.compiling import kernel, ready
+from tritoncaps.kernels.common.cpu.tasks import DONE, TAKEN, _add
+
+NONE = -1  # no socket
+MANY = 1 << 40  # more tasks than there are
+
+_lock = threading.Lock()
+_socket: socket.socket | None = None  # that Python writes to
+_stop: Callable[[], None] | None = None  # what a signal calls
+_next = NONE  # the socket of somebody else, such as asyncio, who waits for signals too
+
+
+@contextmanager
+def watched(stop: Callable[[], None]) -> Iterator[None]:
+    """Inside, a signal to the main thread makes another thread call ``stop``. In other threads, nothing happens."""
+    global _stop, _next
+    writer = _waiting() if threading.current_thread() is threading.main_thread() else None
+    if writer is None:
+        yield
+        return
+    own = writer.fileno()
+    before = signal.set_wakeup_fd(own, warn_on_full_buffer=False)
+    before = NONE if before == own else before  # a call inside of a handler, or after one that raised in here
+    with _lock:
+        outer, _stop, _next = (_stop, _next), stop, before
+    try:
+        yield
+    finally:
+        with _lock:  # from now on, nobody calls stop
+            _stop, _next = outer
+        signal.set_wakeup_fd(before)
+
+
+@kernel
+def stop_tasks(counter, tasks):  # type: ignore[no-untyped-def]
+    """Give out no more tasks, and wait for none that was not given out. How many were, or more than ``tasks``."""
+    taken = _add(counter, TAKEN, MANY)
+    if taken < tasks:
+        _add(counter, DONE, tasks - taken)
+    return taken
+
+
+def _waiting() -> socket.socket | None:
+    """The socket to write to; a thread waits at its other end."""
+    global _socket
+    if _socket is None:
+        ready(stop_tasks, np.int64, (np.zeros(2, np.int64), 1))
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        try:
+            threading.Thread(target=_wait, args=(reader,), name="tritoncaps-signals", daemon=True).start()
+        except RuntimeError:  # the interpreter is shutting down
+            return None
+        _socket = writer
+    return _socket
+
+
+def _wait(reader: socket.socket) -> Any:
+    while True:
+        signals = reader.recv(64)
+        with _lock:
+            if _next != NONE:
+                with suppress(OSError):
+                    os.write(_next, signals)
+            if _stop is not None:
+                _stop()
+
+
+def _forget() -> None:
+    """A forked process inherits the socket but not the thread."""
+    global _lock, _socket, _stop, _next
+    _lock, _socket, _stop, _next = threading.Lock(), None, None, NONE
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,175 @@
+"""A run's folder belongs to one process at a time. The claim ends with the process, however that ends.
+
+Where the system has no file locks, a file with the owner's name stands for the lock. After a crash it stays; it counts
+no longer if its owner is known to have ended, otherwise the message says which file to delete.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tritoncaps.training.config import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK, OWNER = ".lock", ".owner"
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without locks say
+
+_locked: set[int] = set()  # files that this process has locked
+
+
+class FolderInUseError(ConfigError):
+    """Another process has claimed the folder."""
+
+
+class Claim:
+    """``folder``, made if it is not there. FolderInUseError says who has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._file: int | None = None  # locked; None: there are no locks
+        try:
+            self._take()
+        except OSError as error:
+            self._remove_empty()
+            raise ConfigError(f"the folder {folder} cannot be used: {error.strerror or error}") from None
+
+    def release(self) -> None:
+        """A folder that was made here and is empty goes too."""
+        if self._file is None:
+            (self.folder / OWNER).unlink(missing_ok=True)
+        else:
+            (self.folder / LOCK).unlink(missing_ok=True)  # while it is locked, so that it is nobody else's
+            _locked.discard(self._file)
+            os.close(self._file)
+        self._remove_empty()
+
+    def _take(self) -> None:
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # the folder's last owner has just removed it
+                self._file = _lock(self.folder / LOCK)
+                if self._file is None:
+                    return _create(self.folder / OWNER)
+                if _is(self._file, self.folder / LOCK):
+                    return None
+
+    def _remove_empty(self) -> None:
+        with suppress(OSError):  # not empty, or gone
+            for path in self._made:
+                path.rmdir()
+
+
+def claim_new(path: Path) -> Claim:
+    """The folder ``path``, or the first of ``path``-2, ``path``-3, .. that nobody has made yet."""
+    number = 1
+    while True:
+        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        number += 1
+        if not folder.exists():
+            with suppress(FolderInUseError):
+                claim = Claim(folder)
+                if {entry.name for entry in folder.iterdir()} <= {LOCK, OWNER}:
+                    return claim
+                claim.release()  # another run came and went meanwhile
+
+
+def _lock(path: Path) -> int | None:
+    """The open file, locked, with this process's name in it; None where files cannot be locked."""
+    if fcntl is None:
+        return None
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if error.errno in NO_LOCKS:
+            path.unlink(missing_ok=True)
+            return None
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise FolderInUseError(f"{path.parent} is in use by {_described(_owner(path))}") from None
+        raise
+    os.truncate(file, 0)
+    os.write(file, json.dumps(_self()).encode())
+    _locked.add(file)
+    return file
+
+
+def _is(file: int, path: Path) -> bool:
+    """Is the locked file still there? Its last owner may have removed it just before it was locked."""
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file), os.stat(path)):
+            return True
+    _locked.discard(file)
+    os.close(file)
+    return False
+
+
+def _create(path: Path) -> None:
+    """Without locks: whoever makes the file has the folder."""
+    while True:
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            owner = _owner(path)
+            if not _has_ended(owner):
+                raise FolderInUseError(
+                    f"{path.parent} is in use by {_described(owner)}; if that process has ended, delete {path}"
+                ) from None
+            path.unlink(missing_ok=True)
+        else:
+            os.write(file, json.dumps(_self()).encode())
+            return os.close(file)
+
+
+def _self() -> dict[str, str | int]:
+    return {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+
+def _owner(path: Path) -> dict[str, str | int]:
+    try:
+        owner = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # it has not been written yet
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _described(owner: dict[str, str | int]) -> str:
+    if not {"process", "host", "since"} <= owner.keys():
+        return "another process"
+    return f"process {owner['process']} on {owner['host']} since {owner['since']}"
+
+
+def _has_ended(owner: dict[str, str | int]) -> bool:
+    """Is it certain? Processes of other machines, and on Windows, cannot be asked."""
+    process = owner.get("process")
+    if os.name != "posix" or owner.get("host") != socket.gethostname() or not isinstance(process, int):
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is another user's
+        pass
+    return False
+
+
+def _forget() -> None:
+    """A forked process, such as one that loads images, must not keep the folder when its parent has ended."""
+    for file in _locked:
+        os.close(file)
+    _locked.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
