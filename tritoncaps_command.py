@@ -1,6 +1,6 @@
 """The command `tritoncaps`. It stands outside of the package, because to import any part of the package imports torch.
 
-OpenMP reads its settings when torch is imported. By default, torch's threads spin for milliseconds after each operation.
+OpenMP reads its settings when torch is imported. By default, torch's threads spin for milliseconds after an operation.
 On a machine where other programs run, they take the cores from the kernels that follow, so here they sleep instead.
 """
 

@@ -91,6 +91,42 @@ def test_predict(trained, capsys, tmp_path):
     assert capsys.readouterr().out.startswith(pictures[0] + ": ")
 
 
+def test_predict_goes_on_after_a_broken_file(trained, capsys, tmp_path):
+    Image.new("L", (48, 48), 9).save(tmp_path / "good.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:60])
+    (tmp_path / "text.png").write_text("not a picture")
+    pictures = [str(tmp_path / name) for name in ("cut.png", "none.png", "text.png", "good.png")]
+    assert main(["predict", "--run", str(trained / "run"), *pictures]) == 1
+    out, error = capsys.readouterr()
+    assert out.startswith(pictures[3] + ": ")
+    assert out.count("\n") == 1
+    for line, picture in zip(error.splitlines(), pictures, strict=False):
+        assert line.startswith("tritoncaps predict: ")
+        assert picture in line
+    assert error.count("\n") == 3
+    assert main(["predict", "--run", str(trained / "run"), *pictures, "--json"]) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["image"] for row in rows] == pictures
+    assert ["error" in row for row in rows] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("ink", "paper"), [(0, "white"), (255, "black")])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_ink_on_transparent_paper_stays_visible(capsys, tmp_path, mode, ink, paper):
+    from tritoncaps.cli.predict import read_picture
+
+    picture = Image.new("RGBA", (28, 28), (ink, ink, ink, 0))  # transparent, but of the colour of the ink
+    picture.paste((ink, ink, ink, 255), (7, 7, 21, 21))
+    picture = picture.convert("LA" if mode == "LA" else "RGBA")
+    if mode == "P":
+        picture = picture.quantize(2)
+    picture.save(tmp_path / "ink.png")
+    pixels = read_picture(tmp_path / "ink.png", 1, 28, 28)
+    assert pixels[0, 14, 14] == ink
+    assert pixels[0, 2, 2] == 255 - ink
+    assert capsys.readouterr().err == f"{tmp_path / 'ink.png'}: transparent parts are taken for {paper}\n"
+
+
 def test_info_knows_the_papers_numbers(capsys):
     assert main(["info", "--model", "matrix-capsnet", "--data", "smallnorb", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

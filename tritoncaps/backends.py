@@ -18,6 +18,7 @@ from types import ModuleType
 
 import torch
 
+from tritoncaps.extras import MissingPackageError
 from tritoncaps.tracing import constant
 
 NAMES = ("reference", "cpu", "triton")
@@ -51,6 +52,7 @@ def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> 
         return "reference"  # made of operators that ONNX knows
     if name is None:
         return _automatic(device.type, triton_refuses)
+    check_installed(name)
     if name == "cpu" and device.type not in ("cpu", "meta"):
         raise RuntimeError(f"backend 'cpu' needs CPU tensors, but they are on {device}")
     if name == "triton" and triton_refuses:
@@ -61,6 +63,13 @@ def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> 
             f"but the tensors are on {device}"
         )
     return name
+
+
+def check_installed(name: str | None) -> None:
+    """Raises if the backend's own package is missing."""
+    missing = _missing(name) if name in ("cpu", "triton") else ""
+    if missing:
+        raise MissingPackageError(f"backend {name!r} cannot be used: {missing}")
 
 
 @cache
@@ -90,7 +99,7 @@ def _automatic(device_type: str, triton_refuses: str) -> str:
 def _missing(name: str) -> str:
     """Why the backend cannot be used, or an empty string."""
     package = {"cpu": "numba", "triton": "triton"}[name]
-    return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
+    return "" if importlib.util.find_spec(package) else f"the package {package} is not installed: pip install {package}"
 
 
 @constant

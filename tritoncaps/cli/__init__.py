@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tritoncaps.cli import bench, data, doctor, evaluate, info, predict, train
 from tritoncaps.data import DataError
+from tritoncaps.extras import MissingPackageError
 from tritoncaps.training import CheckpointError, ConfigError, DivergedError
 from tritoncaps.version import __version__
 
@@ -74,6 +75,6 @@ def parser() -> argparse.ArgumentParser:
 def _sentence(error: Exception) -> str:
     """One line. Errors that are not our own say what they are."""
     text = " ".join(str(error).split())
-    if isinstance(error, (DataError, ConfigError, CheckpointError, DivergedError)):
+    if isinstance(error, (DataError, ConfigError, CheckpointError, DivergedError, MissingPackageError)):
         return text
     return f"{type(error).__name__}: {text} (--debug shows where)"

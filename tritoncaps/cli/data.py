@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from tritoncaps.data import DATASETS, DataError, data_folder, load
 from tritoncaps.data.download import fetch
 from tritoncaps.data.sources import SOURCES
 from tritoncaps.data.toynorb import load_toynorb
+from tritoncaps.extras import require
+from tritoncaps.training.pictures import contact_sheet
+from tritoncaps.waiting import Waiting
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -68,38 +70,22 @@ def _is_here(name: str, folder: Path) -> bool:
 
 
 def _get(name: str, folder: Path) -> int:
+    require("tqdm", "data get", "train")
     if name == "toynorb":
         for split in ("train", "test"):
             print(f"ToyNORB {split}: {len(load_toynorb(split, folder))} pairs in {folder / 'toynorb'}")
         return 0
     for part in DATASETS[name].files:
         for source in SOURCES[part]:
-            with _Bar(source.name, source.size) as bar:
-                print(fetch(source, folder / part, bar.report))
+            with Waiting(f"downloading {source.name}", source.size, "B") as shown:
+                print(fetch(source, folder / part, lambda _, done, size, shown=shown: shown.reach(done)))
     return 0
 
 
-class _Bar:
-    """tqdm as fetch reports to it."""
-
-    def __init__(self, name: str, size: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=size, desc=name, unit="B", unit_scale=True, leave=False)
-
-    def report(self, name: str, done: int, size: int) -> None:
-        self._bar.update(done - self._bar.n)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._bar.close()
-
-
 def _show(name: str, folder: Path, split: str, out: Path) -> int:
-    from tritoncaps.training.pictures import contact_sheet
-
+    require("matplotlib", "data show", "train")
+    if not out.absolute().parent.is_dir():
+        raise DataError(f"--out {out} cannot be written: there is no folder {out.parent}")
     contact_sheet(load(name, split, folder), out)
     print(out)
     return 0

@@ -109,8 +109,8 @@ def _text(report: dict[str, Any]) -> str:
         f"packages: {packages}" + (f"; not installed: {missing}" if missing else ""),
         *(f"device {d['device']} ({d['name']}): backend {d['backend']}" for d in report["devices"]),
         f"threads: {report['threads']}; OMP_WAIT_POLICY={report['wait_policy'] or ''}",
-        "  commands set it to PASSIVE, so that torch's threads do not spin while they wait; programs of your own need it",
-        "  in their environment before torch is imported, or they lose much time on a busy machine",
+        "  commands set it to PASSIVE, so that torch's threads do not spin while they wait; programs of your own",
+        "  need it in their environment before torch is imported, or they lose much time on a busy machine",
         *(
             f"cache of {name}: {c['files']} files, {c['bytes'] / 1e6:.1f} MB in {c['folder']}"
             for name, c in report["caches"].items()

@@ -17,6 +17,10 @@ promises the same bits whatever its batch adds `KERNEL_CHECKS`; `HARD_CASES` are
 Dynamic routing has the same with `VECTOR_` before it, and `verify` takes `strategy=testing.vector_problems`.
 """
 
+from tritoncaps.extras import require
+
+require("hypothesis", "tritoncaps.testing", "testing")
+
 from tritoncaps.testing.checks import EM_ROUTING_CHECKS, HARD_CASES, KERNEL_CHECKS, verify
 from tritoncaps.testing.dynamic import (
     VECTOR_CHECKS,

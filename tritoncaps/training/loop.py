@@ -22,8 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
+from tritoncaps.backends import check_installed
 from tritoncaps.data.files import remove_leftovers, write_atomically
 from tritoncaps.data.pipeline import RANDOM_NUMBERS
+from tritoncaps.extras import require
 from tritoncaps.training.checkpoint import BEST, LAST, CheckpointError, load_checkpoint, save_checkpoint
 from tritoncaps.training.config import Config, ConfigError
 from tritoncaps.training.distributed import World, world
@@ -54,6 +56,8 @@ class Result(NamedTuple):
 
 def train(config: Config, resume: bool = False, quiet: bool = False) -> Result:
     """Train a network as ``config`` says. ``resume``: go on with the run in ``config.out``."""
+    require("tqdm", "training", "train")
+    check_installed(config.backend)
     with world(config.device) as w:
         config = replace(config, out=w.agree(str(_folder(config, resume))))
         saved = load_checkpoint(Path(config.out or "") / LAST) if resume else None

@@ -10,6 +10,7 @@ import torch
 
 from tritoncaps.data import ImageSet, MultiMNIST
 from tritoncaps.data.files import DataError, write_atomically
+from tritoncaps.extras import require
 from tritoncaps.training.metrics import METRICS, read_metrics
 
 COLUMNS = 12
@@ -59,10 +60,9 @@ def _draw(axis: Any, image: torch.Tensor) -> None:
 
 
 def pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise DataError("pictures need the package matplotlib: pip install 'tritoncaps[train]'") from None
+    require("matplotlib", "a picture", "train")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
