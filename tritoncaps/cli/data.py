@@ -18,7 +18,7 @@ from tritoncaps.data.download import fetch
 from tritoncaps.data.sources import SOURCES
 from tritoncaps.data.toynorb import load_toynorb
 from tritoncaps.extras import require
-from tritoncaps.training.pictures import contact_sheet
+from tritoncaps.training.pictures import check_folder, contact_sheet
 from tritoncaps.waiting import Waiting
 
 
@@ -53,10 +53,11 @@ def _list(folder: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows))
         return 0
+    names, descriptions = (max(len(str(row[key])) for row in rows) for key in ("name", "description"))
     print(f"in {folder}:")
     for row in rows:
         state = "here" if row["here"] else f"get it with `tritoncaps data get {row['name']}`"
-        print(f"  {row['name']:<14} {row['description']:<48} {state}")
+        print(f"  {row['name']:<{names}}  {row['description']:<{descriptions}}  {state}")
     return 0
 
 
@@ -84,8 +85,10 @@ def _get(name: str, folder: Path) -> int:
 
 def _show(name: str, folder: Path, split: str, out: Path) -> int:
     require("matplotlib", "data show", "train")
-    if not out.absolute().parent.is_dir():
-        raise DataError(f"--out {out} cannot be written: there is no folder {out.parent}")
-    contact_sheet(load(name, split, folder), out)
+    check_folder("--out", out)
+    data = load(name, split, folder)
+    channels, height, width = data.shape
+    images = "stereo pairs" if channels == 2 else "images"
+    contact_sheet(data, out, f"{name}, {split}: some of {len(data):,} {images} of {height}x{width}")
     print(out)
     return 0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tritoncaps.data import DATASETS
 from tritoncaps.training import NETWORKS, Config, ConfigError, Task
-from tritoncaps.training.pictures import learning_curve
+from tritoncaps.training.pictures import check_folder, learning_curve
 from tritoncaps.training.saved import load_network, task_by_name
 from tritoncaps.training.summary import summarise
 from tritoncaps.training.task import build_network
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.curve:
         if not args.run_folder:
             raise ConfigError("--curve needs the folder of a run, with --run")
+        check_folder("--curve", args.curve)
         learning_curve(Path(args.run_folder), args.curve)
     if args.run_folder:
         network, config = load_network(args.run_folder)
