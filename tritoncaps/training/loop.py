@@ -255,7 +255,7 @@ class Trainer:
             self.metrics.add(kind, self.step, accuracy=accuracy, epoch=epoch, seconds=self.seconds, **seen)
             split = "".join(f", {name} views {value:.2%}" for name, value in seen.items())
             self.progress.say(
-                f"epoch {epoch:.4g}, step {self.step}: {kind} accuracy {accuracy:.2%}{split} "
+                f"epoch {epoch:.2f}, step {self.step}: {kind} accuracy {accuracy:.2%}{split} "
                 f"(best {self.best:.2%}), {self.seconds:.0f} s of training"
             )
         self._clock = time.perf_counter()  # the time of evaluations is not counted

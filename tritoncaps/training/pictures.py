@@ -120,7 +120,7 @@ def learning_curve(folder: Path, out: Path) -> None:
     axis.set(xlabel="epoch", ylabel="accuracy, %", title=folder.resolve().name)
     axis.set_xlim(left=0)
     axis.grid(alpha=0.3)
-    axis.legend(loc="lower right", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     save(figure, out)
 
 
