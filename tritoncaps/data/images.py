@@ -21,10 +21,8 @@ class ImageSet(Dataset):
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.images.shape[1:]))
-        factors = f", by {', '.join(self.factors)}" if self.factors else ""
-        return (
-            f"ImageSet({len(self):,} images of {size}, {len(self.classes)} classes: {', '.join(self.classes)}{factors})"
-        )
+        factors = f"; {', '.join(self.factors)}" if self.factors else ""
+        return f"ImageSet({len(self):,} images of {size}; {len(self.classes)} classes{factors})"
 
     def __len__(self) -> int:
         return len(self.labels)

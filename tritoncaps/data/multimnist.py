@@ -31,9 +31,7 @@ class MultiMNIST(Dataset):
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.shape))
-        return (
-            f"MultiMNIST({len(self):,} images of {size}, two of {len(self.classes)} classes: {', '.join(self.classes)})"
-        )
+        return f"MultiMNIST({len(self):,} images of {size}; two of {len(self.classes)} classes in each)"
 
     def __len__(self) -> int:
         return len(self.digits) * self.pairs

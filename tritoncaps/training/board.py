@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import nn
 
 from tritoncaps.data import ImageSet, MultiMNIST
 from tritoncaps.training.evaluation import Evaluation
-from tritoncaps.training.pictures import confusion_figure
 
 SHOWN = 16  # images that are wrong
 
@@ -39,7 +39,9 @@ class Board:
         if wrong:
             images = data.__getitems__(wrong)[0]
             self._writer.add_images(f"{kind}/wrong", images if images.shape[1] == 3 else images[:, :1], step)
-        if evaluation.confusion is not None:
+        if evaluation.confusion is not None and find_spec("matplotlib"):
+            from tritoncaps.training.pictures import confusion_figure  # reads metrics, as those write to a board
+
             figure = confusion_figure(evaluation.confusion.numpy(), data.classes)
             self._writer.add_figure(f"{kind}/confusion", figure, step)
 

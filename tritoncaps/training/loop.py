@@ -258,6 +258,7 @@ class Trainer:
                 f"epoch {epoch:.2f}, step {self.step}: {kind} accuracy {accuracy:.2%}{split} "
                 f"(best {self.best:.2%}), {self.seconds:.0f} s of training"
             )
+            self.metrics.board.add_evaluation(kind, self.step, self.network, data, self.latest)
         self._clock = time.perf_counter()  # the time of evaluations is not counted
 
     def _build_objective(self, loss: str) -> Objective:

@@ -146,7 +146,8 @@ def report(
     _samples(figure, grid[0], data, predictions)
     right = grid[1].subgridspec(2, 1, hspace=0.32)
     _curve(figure.add_subplot(right[0]), curve, lines)
-    _confusion(figure.add_subplot(right[1]), confusion, data.classes)
+    title = "Confusion: what each kind of toy is taken for"
+    _confusion(figure.add_subplot(right[1]), confusion, data.classes, title)
     save(figure, out)
 
 
@@ -176,7 +177,16 @@ def _curve(axis: Any, curve: list[tuple[float, float]], lines: dict[str, float])
     axis.legend(fontsize=8, loc="lower right")
 
 
-def _confusion(axis: Any, confusion: np.ndarray, classes: tuple[str, ...]) -> None:
+def confusion_figure(confusion: np.ndarray, classes: tuple[str, ...]) -> Any:
+    """Which class is taken for which, alone."""
+    side = 2.0 + 0.55 * len(classes)
+    figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
+    _confusion(axis, confusion, classes, "Confusion")
+    axis.tick_params(axis="x", rotation=45 if len(classes) > 5 else 0)
+    return figure
+
+
+def _confusion(axis: Any, confusion: np.ndarray, classes: tuple[str, ...], title: str) -> None:
     share = confusion / confusion.sum(axis=1, keepdims=True).clip(1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for i, j in np.ndindex(share.shape):
@@ -185,4 +195,4 @@ def _confusion(axis: Any, confusion: np.ndarray, classes: tuple[str, ...]) -> No
     axis.set_xticks(range(len(classes)), classes, fontsize=8)
     axis.set_yticks(range(len(classes)), classes, fontsize=8)
     axis.set(xlabel="predicted", ylabel="true")
-    axis.set_title("Confusion: what each kind of toy is taken for", fontsize=10)
+    axis.set_title(title, fontsize=10)
