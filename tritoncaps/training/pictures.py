@@ -174,7 +174,7 @@ def _curve(axis: Any, curve: list[tuple[float, float]], lines: dict[str, float])
     axis.set(xlabel="training images seen", ylabel="test accuracy, %", ylim=(0, 100), xlim=(0, 1.05 * max(seen)))
     axis.set_title("Learning curve", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, loc="lower right")
+    axis.legend(fontsize=8, loc="best")
 
 
 def confusion_figure(confusion: np.ndarray, classes: tuple[str, ...]) -> Any:
@@ -182,7 +182,7 @@ def confusion_figure(confusion: np.ndarray, classes: tuple[str, ...]) -> Any:
     side = 2.0 + 0.55 * len(classes)
     figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
     _confusion(axis, confusion, classes, "Confusion")
-    axis.tick_params(axis="x", rotation=45 if len(classes) > 5 else 0)
+    axis.tick_params(axis="x", rotation=45 if max(map(len, classes)) > 6 else 0)
     return figure
 
 
