@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tritoncaps.data import DATASETS, DataError, data_folder, load
 from tritoncaps.data.download import fetch
-from tritoncaps.data.sources import SOURCES
+from tritoncaps.data.sources import SOURCES, Source
 from tritoncaps.data.toynorb import load_toynorb
 from tritoncaps.extras import require
 from tritoncaps.training.pictures import check_folder, contact_sheet
@@ -78,9 +78,13 @@ def _get(name: str, folder: Path) -> int:
         return 0
     for part in DATASETS[name].files:
         for source in SOURCES[part]:
-            with Waiting(f"downloading {source.name}", source.size, "B") as shown:
-                print(fetch(source, folder / part, lambda _, done, size, shown=shown: shown.reach(done)))
+            print(_download(source, folder / part))
     return 0
+
+
+def _download(source: Source, folder: Path) -> Path:
+    with Waiting(f"downloading {source.name}", source.size, "B") as shown:
+        return fetch(source, folder, lambda name, done, size: shown.reach(done))
 
 
 def _show(name: str, folder: Path, split: str, out: Path) -> int:
