@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LEAST = 0.4  # of the quiet figure
-LOOP = "while True: pass"
+LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with this script, however it ends
 
 
 def main() -> int:

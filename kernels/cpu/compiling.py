@@ -85,7 +85,7 @@ def _announce(function: Any, dtype: Any) -> None:
     module, name = function.__module__, function.__name__.strip("_").removesuffix("_kernel")
     done = sum(d.py_func.__module__ == module and t == dtype for d, t in tuple(_ready))
     _LOG.warning(
-        "compiling the CPU kernels, which is done once: %s.%s, %s (%d of %d)",
+        "preparing the CPU kernels, compiled once and then loaded from disk: %s.%s, %s (%d of %d)",
         module.rsplit(".", 1)[-1],
         name,
         dtype,
