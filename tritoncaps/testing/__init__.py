@@ -29,6 +29,10 @@ A mixture routing of your own is tested on every backend by `MIXTURE_CHECKS`, wh
 Dynamic routing has the same with `VECTOR_` before it, and `verify` takes `strategy=testing.vector_problems`.
 """
 
+from tritoncaps.extras import require
+
+require("hypothesis", "tritoncaps.testing", "testing")
+
 from tritoncaps.testing.checks import EM_ROUTING_CHECKS, HARD_CASES, KERNEL_CHECKS, MIXTURE_CHECKS, verify
 from tritoncaps.testing.dynamic import (
     VECTOR_CHECKS,

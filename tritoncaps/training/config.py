@@ -42,7 +42,9 @@ class Config:
     iterations: int = _setting(3, "routing iterations")
     backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
 
-    loss: str = _setting("auto", "loss [the network's own]", ("auto", "spread", "margin", "cross-entropy"), own=True)
+    loss: str = _setting(
+        "auto", "loss; auto: the network's own", ("auto", "spread", "margin", "cross-entropy"), own=True
+    )
     margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
     margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")
     reconstruction: float = _setting(0.0005, "weight of the decoder's squared error, for networks that have one")
