@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tritoncaps import Capsules, ClassCaps, backends, data, waiting
+from tritoncaps import Capsules, ClassCaps, data, waiting
 from tritoncaps.cli import main
 from tritoncaps.data import toynorb
+from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.common.cpu import compiling
 from tritoncaps.training import Config, train
 
