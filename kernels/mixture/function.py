@@ -13,8 +13,8 @@ A fit is a function (support [N, P, C], mean [N, P, 16, C], variance [N, P, 16, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,15 @@ from tritoncaps.kernels.common.numerics import least_support, widen
 from tritoncaps.kernels.common.operators import differentiable_again
 from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
 
-Fit = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+class Fit(Protocol):
+    """What a routing makes of the moments."""
+
+    scatter_floor: float  # errors of support times variance that are small beside this number do not matter
+
+    def __call__(
+        self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 
 class MixtureFunction(torch.autograd.Function):
@@ -48,10 +56,13 @@ class MixtureFunction(torch.autograd.Function):
         moments, log_sums = [], []
         components: list[Tensor] = []
         for t in range(iterations):
-            *found, log_sum = mixture_moments(poses, activations, weight, components, tables, competition, backend)
+            *found, log_sum = mixture_moments(
+                poses, activations, weight, components, tables, competition, fit.scatter_floor, backend
+            )
             moments += found
             log_sums += [log_sum] if t else []
-            *components, logit = fit(*found, wide, t)
+            mean, precision, log_weight, logit = fit(*found, wide, t)
+            components = [mean, precision, log_weight, found[1]]  # the next mean of the votes is near this one
         # copies: a fit may return a moment as it is
         outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
         return *outputs, *moments, *log_sums

@@ -20,6 +20,10 @@ class Fit:
     out_size: tuple[int, ...]
     data_per_parent: float
 
+    @property
+    def scatter_floor(self) -> float:
+        return self.routing.scatter_floor
+
     def __call__(
         self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -84,6 +84,15 @@ class MixtureRouting(MatrixRouting):
         check_choice("competition", self.competition, ("global", "local"))
         check_choice("gradient", self.gradient, ("all", "last"))
 
+    @property
+    def scatter_floor(self) -> float:
+        """Errors of support times variance that are small beside this number do not matter to `fit`.
+
+        A fit that adds a prior to the scatter may say so. The kernels then need not repeat a pass for parents whose few
+        votes agree almost exactly.
+        """
+        return 0.0
+
     @abstractmethod
     def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
         """The parents' Gaussians and logits, in differentiable torch operations.

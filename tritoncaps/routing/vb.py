@@ -47,6 +47,10 @@ class VBRouting(MixtureRouting):
         check_range("mean0", self.mean0, -float("inf"), float("inf"))
         check_range("nu0", self.nu0, ENTRIES - 1, float("inf"))
 
+    @property
+    def scatter_floor(self) -> float:
+        return self.psi0
+
     def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
         """The posteriors given the moments, and the expectations under them that the next assignments need.
 

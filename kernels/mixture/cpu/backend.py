@@ -14,6 +14,7 @@ from tritoncaps.kernels.common.cpu.workspace import scratch
 from tritoncaps.kernels.common.numerics import POSE, least_support, widen
 from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
 from tritoncaps.kernels.mixture.cpu.components import (
+    pack_centre,
     pack_components,
     pack_slopes,
     unpack_component_gradients,
@@ -56,16 +57,22 @@ class CPUMixture:
         images, types, _ = source.activations.shape
         return source.poses.new_empty(da_shape(images, source.groups, types), dtype=source.dtype)
 
-    def moments(self, source: VoteSource, before: Components | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def moments(
+        self, source: VoteSource, before: Components | None, scatter_floor: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         call = pack(source)
         support, mean = self.empty_parents(source)
         variance = torch.empty_like(mean)
         log_sum = support.new_empty(0) if before is None else self.empty_log_sum(source)
         found = array(_rows("statistics", source, statistics_shape))
-        least = np.zeros(Number.LEAST_SUPPORT + 1, found.dtype)
-        least[Number.LEAST_SUPPORT] = least_support(source.dtype)
-        rows = None if before is None else _pack_components(call, source, [before])[0]
-        add_moments_of(call, rows, found, array(log_sum), least)
+        numbers = np.zeros(Number.COUNT, found.dtype)
+        numbers[Number.LEAST_SUPPORT] = least_support(source.dtype)
+        numbers[Number.SCATTER_FLOOR] = scatter_floor
+        rows = None
+        if before is not None:
+            rows = _pack_components(call, source, [before])[0]
+            add_to_parents(call, pack_centre, found, _memory(before.mean if before.centre is None else before.centre))
+        add_moments_of(call, rows, found, array(log_sum), numbers)
         add_to_parents(call, unpack_moments, *map(_memory, (support, mean, variance)), found)
         call.plan.run()
         return support, mean, variance, log_sum
@@ -136,7 +143,7 @@ def pack(source: VoteSource) -> Call:
 def _pack_components(call: Call, source: VoteSource, components: Sequence[Components]) -> _Packed:
     packed = _Packed(_rows("components", source, statistics_shape, len(components)))
     for t, given in enumerate(components):
-        add_to_parents(call, pack_components, packed[t], *map(_memory, given))
+        add_to_parents(call, pack_components, packed[t], *map(_memory, given[:3]))
     return packed
 
 

@@ -45,6 +45,24 @@ def pack_components(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def pack_centre(counter, tasks, e, first, images, chunks, rows, centre):  # type: ignore[no-untyped-def]
+    """The rows of means of rows [N, P, blocks, 36, lanes]."""
+    C, P, lanes = e.parent_types, e.parents_count, e.lanes
+    task = first_task(counter, tasks)
+    while task < tasks:
+        for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
+            n, p = index // P, index % P
+            for block in range(e.blocks):
+                row = ((index * e.blocks + block) * STATISTICS + MINUS_MEAN) * lanes
+                rows[row : row + 16 * lanes] = 0
+                for lane in range(min(lanes, C - block * lanes)):
+                    capsule = (n * C + block * lanes + lane) * P + p
+                    for h in range(16):
+                        rows[row + h * lanes + lane] = -centre[capsule * 16 + h]
+        task = next_task(counter, tasks)
+
+
+@kernel
 def pack_slopes(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, rows, before, offset, linear, quadratic, centre
 ):

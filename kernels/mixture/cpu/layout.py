@@ -96,6 +96,8 @@ class Number:
     VARIANCE_FLOOR = 1
     MEAN_DATA = 2
     LEAST_SUPPORT = 3
+    SCATTER_FLOOR = 4  # of support times variance
+    COUNT = 5
 
 
 class Edge:
@@ -224,9 +226,9 @@ def _packed_betas(edges: Edges, fit: Fit) -> NDArray:
 
 
 def numbers(call: Call, fit: Fit) -> NDArray:
-    """[4], see `Number`."""
+    """See `Number`."""
     least = least_support(fit.beta_u.dtype)
-    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least], call.edges.poses.dtype)
+    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least, 0], call.edges.poses.dtype)
 
 
 @kernel

@@ -83,16 +83,19 @@ def em_step(call: Call, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) 
 def _m_step(call: Call, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
     """Moments, and what the M-step makes of them."""
     parents = betas(call, fit), numbers(call, fit)
-    _statistics(call, weights, array(centre), array(out), array(log_sum), *parents)
+    before = array(centre)
+    _statistics(call, weights, before, before, array(out), array(log_sum), *parents)
 
 
-def _statistics(call: Call, weights: int, before: Any, out: Any, log_sum: Any, of_types: Any, of_fit: Any) -> None:
-    """Fill ``out`` from moments about the means ``before``. Where a mean turns out to be far from there, moments are
-    taken again, about that mean. Without betas ``of_types``, the moments themselves are what is asked for."""
+def _statistics(
+    call: Call, weights: int, before: Any, centre: Any, out: Any, log_sum: Any, of_types: Any, of_fit: Any
+) -> None:
+    """Fill ``out`` from moments about ``centre``. Where a mean turns out to be far from there, moments are taken again,
+    about that mean. Without betas ``of_types``, the moments themselves are what is asked for."""
     edges, nothing = call.edges, out[:0]
     for first, images, ranges, moments in _waves(call):
         again, chunks = np.ones(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
-        for about in (before, out):
+        for about in (centre, out):
             given = moments, about, again, before, nothing, log_sum, nothing
             call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *given)
             given = out, moments, about, again, of_types, of_fit
@@ -100,12 +103,14 @@ def _statistics(call: Call, weights: int, before: Any, out: Any, log_sum: Any, o
 
 
 def add_moments_of(call: Call, before: Any, out: Any, log_sum: Any, least: Any) -> None:
-    """Support, mean and variance in the rows of ``out`` [N, P, blocks, 36, lanes], from the components ``before`` (or
-    None: all parents have the same share), and log_sum [2, N, B, G]."""
+    """Support, mean and variance in the rows of ``out`` [N, P, blocks, 36, lanes], and log_sum [2, N, B, G].
+
+    ``before``: components, then ``out`` holds a guess at the means; or None, then all parents have the same share."""
     if before is None:
         add_to_parents(call, _centres_kernel, out)
-    weights, centre = (UNIFORM, out) if before is None else (ASSIGNMENT, before)
-    _statistics(call, weights, centre, out, log_sum, out[:0], least)
+        _statistics(call, UNIFORM, out, out, out, log_sum, out[:0], least)
+    else:
+        _statistics(call, ASSIGNMENT, before, out, out, log_sum, out[:0], least)
 
 
 def add_component_gradients(call: Call, before: Any, slopes: Any, log_sum: Any, da: Any, out: Any) -> None:
@@ -303,7 +308,7 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
         for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
             if again[index]:
                 _join_moments(e, ranges, index, moments, total)
-                check_centre(excess, 0, total, 0)
+                check_centre(excess, 0, total, 0, numbers, 0)
                 again[index] = excess[0] > 0
                 row, beta = (first * parents + index) * STATISTICS * lanes, index % e.blocks * BETAS * lanes
                 if len(betas) > 0:

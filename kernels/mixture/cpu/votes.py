@@ -38,6 +38,7 @@ from tritoncaps.kernels.common.cpu.simd import (
     where,
 )
 from tritoncaps.kernels.mixture.cpu.layout import Coefficient, Edge, Moment, Slope, Statistic
+from tritoncaps.kernels.mixture.cpu.layout import Number as FitNumber
 
 FAR = 4.0  # standard deviations: the square is what a variance about a wrong centre loses in precision
 
@@ -308,16 +309,19 @@ def _add_moments(
                 moments[Moment.SECOND + h] = moments[Moment.SECOND + h] + sums[4 + j]
 
 
-def _check_centre(excess: Rows, moments: Rows) -> None:
-    """excess, a number, is positive where the variance has cancelled: where the mean is FAR from the centre."""
+def _check_centre(excess: Rows, moments: Rows, numbers: Rows) -> None:
+    """excess, a number, is positive where the variance has cancelled: where the mean is FAR from the centre, in units
+    of the standard deviation, or of the least that matters to the fit."""
     total = moments[Moment.TOTAL]
     scale = where(total > 0.0, total, 1.0)
     scale = scale.like(1.0) / scale
+    least = numbers.broadcast(FitNumber.SCATTER_FLOOR) * scale
+    floor = numbers.broadcast(FitNumber.VARIANCE_FLOOR)
     worst = None
     for h in range(16):
         mean = moments[Moment.FIRST + h] * scale
         variance = fma(moments[Moment.SECOND + h], scale, -(mean * mean))
-        over = fma(variance, -(FAR**2), mean * mean)
+        over = fma(maximum(variance, floor) + least, -(FAR**2), mean * mean)
         worst = over if worst is None else maximum(worst, over)
     assert worst is not None
     excess.set_element(0, across(maximum, worst))
