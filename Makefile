@@ -8,6 +8,9 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
+# torch's threads sleep while they wait, as under the command `tritoncaps`; see docs/backends.md.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
@@ -26,7 +29,8 @@ lint: $(STAMP)
 typecheck: $(STAMP)
 	@mkdir -p build/typed/tritoncaps
 	@ln -sfn $(CURDIR)/tritoncaps/* $(CURDIR)/kernels $(CURDIR)/models build/typed/tritoncaps/
-	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps
+	@ln -sfn $(CURDIR)/tritoncaps_command.py build/typed/
+	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps -m tritoncaps_command
 
 pytest: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal

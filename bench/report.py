@@ -280,17 +280,32 @@ def _draw_scaling(rows: list[Row]) -> Any:
         places = range(len(points))  # as far from each other, whatever the numbers
         axes.fill_between(places, low, high, color=COLOURS[OURS], alpha=0.2, linewidth=0)
         axes.plot(places, middle, marker="o", linewidth=2, color=COLOURS[OURS])
-        for place, y in zip(places, middle, strict=True):
-            offset = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
-            axes.annotate(_short(y), (place, y), fontsize=9, color=INK, **offset)
+        for place in places:
+            _annotate_beside(axes, place, middle)
         axes.set_xticks(places, [f"{r['x']:g}" for r in points])
-        axes.set(xlabel=group, ylim=(0, 1.25 * max(high)), xlim=(-0.35, len(points) - 0.65))
+        axes.set(xlabel=group, ylim=(0, 1.25 * max(high)), xlim=(-0.6, len(points) - 0.4))
         axes.grid(axis="y")
     for axes in list(grid.flat)[len(groups) :]:
         axes.set_visible(False)
     figure.suptitle("A forward and a backward pass: nanoseconds per vote", fontsize=15, weight="bold", color=INK)
     figure.supxlabel(" ", fontsize=8)  # room for the machine
     return figure
+
+
+def _annotate_beside(axes: Any, place: int, values: list[float]) -> None:
+    """The number of a point, on that side of it where the line is not."""
+    before, after = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
+    own = values[place]
+    is_peak, is_valley = own > max(before, after), own < min(before, after)
+    side = 0 if is_peak or is_valley else (after < before) - (after > before)  # 1: falling, -1: rising
+    style = {
+        "xytext": (6 * side, -7 if is_valley else 6),
+        "textcoords": "offset points",
+        "ha": {1: "left", 0: "center", -1: "right"}[side],
+        "va": "top" if is_valley else "bottom",
+        "bbox": {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
+    }
+    axes.annotate(_short(own), (place, own), fontsize=9, color=INK, **style)
 
 
 # the page

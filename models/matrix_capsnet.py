@@ -7,7 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps import CapsuleDropout, CapsuleNorm, Capsules, ClassCaps, ConvCaps2d, EMRouting, PrimaryCaps
+from tritoncaps import (
+    CapsuleDropout,
+    CapsuleNorm,
+    Capsules,
+    ClassCaps,
+    ConvCaps2d,
+    EMRouting,
+    MatrixRouting,
+    PrimaryCaps,
+)
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
 from tritoncaps.models.pretrained import load_pretrained
 
@@ -32,7 +41,7 @@ class MatrixCapsNet(nn.Module):
         channels: tuple[int, int, int, int] = (32, 32, 32, 32),
         iterations: int = 3,
         *,
-        routing: EMRouting | None = None,
+        routing: MatrixRouting | None = None,
         coordinates: bool = True,
         norm: bool = False,
         dropout: float = 0.0,
@@ -114,4 +123,5 @@ class MatrixCapsNet(nn.Module):
             layer.reset_parameters()
         assert self.primary.activation.bias is not None
         nn.init.constant_(self.primary.activation.bias, self.primary_bias)
-        nn.init.constant_(self.conv_caps2.beta_u, 1.25)  # poses that agreed once agree more the second time
+        if isinstance(self.conv_caps2.routing, EMRouting):  # poses that agreed once agree more the second time
+            nn.init.constant_(self.conv_caps2.get_parameter("beta_u"), 1.25)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps import CapsuleDropout, CapsuleNorm, Capsules, ConvCaps2d, EMRouting, PrimaryCaps
+from tritoncaps import CapsuleDropout, CapsuleNorm, Capsules, ConvCaps2d, EMRouting, MatrixRouting, PrimaryCaps
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
 
 
@@ -32,7 +32,7 @@ class TinyCapsNet(nn.Module):
         channels: tuple[int, int] = (64, 16),
         iterations: int = 3,
         *,
-        routing: EMRouting | None = None,
+        routing: MatrixRouting | None = None,
         norm: bool = True,
         dropout: float = 0.0,
         primary_bias: float = 0.0,
@@ -55,7 +55,7 @@ class TinyCapsNet(nn.Module):
         self.primary = PrimaryCaps(features, primary, 3, stride=2, **factory)
         self.primary_norm = CapsuleNorm(primary, **factory) if norm else nn.Identity()
         self.dropout = CapsuleDropout(dropout)
-        routing = routing or EMRouting(iterations)
+        routing = EMRouting(iterations) if routing is None else routing
         self.class_caps = ConvCaps2d(primary, num_classes, places, routing=routing, backend=backend, **factory)
         self.class_norm = CapsuleNorm(num_classes, **factory) if norm else nn.Identity()
         self.reset_parameters()

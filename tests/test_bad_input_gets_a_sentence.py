@@ -79,7 +79,7 @@ VECTORS = Capsules(torch.randn(2, 5, 4), torch.rand(2, 5))
             lambda: ConvCaps2d(3, 4, 3, backend="cuda"),
             "backend must be one of 'reference', 'cpu', 'triton' or None",
         ),
-        (lambda: ConvCaps2d(3, 4, 3, routing=DynamicRouting()), "routing must be an instance of EMRouting"),
+        (lambda: ConvCaps2d(3, 4, 3, routing=DynamicRouting()), "routing must be a routing of matrix capsules"),
         (lambda: PrimaryCaps(3, 4)(torch.randn(2, 5, 8, 8)), r"features must have shape \[N, 3, H, W\]"),
         (lambda: PrimaryCaps(3, 4)(capsules()), "features must be a tensor, but it is a Capsules"),
         (lambda: EMRouting(iterations=0), "iterations must be a whole number of at least 1, but it is 0"),
@@ -144,7 +144,7 @@ VECTORS = Capsules(torch.randn(2, 5, 4), torch.rand(2, 5))
         (lambda: VectorCaps(12, 4, 5, 6)("capsules"), "capsules must be Capsules or a tensor of poses, but VectorCaps"),
         (lambda: VectorCaps(12, 4, 5, 6)(torch.randn(2, 12, 4).double()), "poses must have the dtype of the layer"),
         (lambda: VectorCaps(12, 0, 5, 6), "in_dim must be a whole number of at least 1, but it is 0"),
-        (lambda: VectorCaps(12, 4, 5, 6, routing=EMRouting()), "routing must be an instance of DynamicRouting"),
+        (lambda: VectorCaps(12, 4, 5, 6, routing=EMRouting()), "routing must be a routing of vector capsules"),
         (lambda: VectorCaps(12, 4, 5, 6, backend="gpu"), "backend must be one of 'reference', 'cpu', 'triton' or None"),
         (
             lambda: ConvVectorCaps2d(3, 4, 5, 6, 3)(torch.randn(2, 3, 5, 5, 7)),

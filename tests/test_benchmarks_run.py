@@ -4,9 +4,11 @@ import inspect
 import json
 import math
 import runpy
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,7 +51,7 @@ def assert_sane(row):
 
 def test_there_is_a_script_for_each_subject():
     scripts = {path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == {*SUBJECTS, "suite", "gpu_estimate"}
+    assert scripts == {*SUBJECTS, "suite", "gpu_estimate", "busy"}
 
 
 def test_every_subject_runs_alone(tmp_path, bench):
@@ -168,6 +170,29 @@ def test_proton_gets_what_it_takes(tmp_path, monkeypatch, harness):
     case = harness.Case("x", "x", ours := lambda x: [x * 2], ours, lambda: [torch.ones(2)], images=1, data=1)
     harness.profile(case, tmp_path / "tree", "proton")
     assert calls == [("start", {"name": str(tmp_path / "tree"), "hook": "triton"}), ("finalize", {"session": None})]
+
+
+def test_busy_programs_run_beside_every_second_run(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCH)
+    import busy
+
+    started, beside, figures = [], [], iter([1.0, 50.0, 10.0, 60.0, 30.0])
+
+    def start(command):
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    def measure(steps):
+        beside.append(sum(loop.poll() is None for loop in started))
+        return next(figures)
+
+    monkeypatch.setattr(busy, "subprocess", SimpleNamespace(Popen=start))
+    monkeypatch.setattr(busy, "images_per_second", measure)
+    monkeypatch.setattr(sys, "argv", ["busy.py", "--rounds", "2"])
+    assert busy.main() == 1
+    assert beside == [0, 0, 2, 0, 2]
+    assert all(loop.poll() is not None for loop in started)
+    assert "share                        0.36" in capsys.readouterr().out
 
 
 def test_gpu_estimate(tmp_path, bench):

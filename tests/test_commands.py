@@ -33,12 +33,26 @@ def test_help_has_examples(capsys):
     assert "exit codes" in capsys.readouterr().out
 
 
-def test_wrong_usage_is_code_2(capsys):
+def test_wrong_usage_is_code_2_and_one_line(capsys):
     for arguments in ([], ["fly"], ["train", "--no-such-flag"], ["train", "--epochs", "many"], ["predict"]):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2
-    capsys.readouterr()
+        prog = " ".join(["tritoncaps", *arguments[:1]]).removesuffix(" fly")
+        out, error = capsys.readouterr()
+        assert error.startswith(prog + ": ")
+        assert error.endswith(f"(see `{prog} --help`)\n")
+        assert (out, error.count("\n")) == ("", 1)
+
+
+def test_help_has_one_default_for_each_setting(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("usage: tritoncaps train [--config FILE]")
+    assert "] [" not in text.partition("settings, in flags")[2]
+    assert "loss; auto: the network's own [auto]" in text
+    assert "[False]" not in text
 
 
 def test_train_prints_json(trained, capsys, tmp_path):
@@ -50,7 +64,7 @@ def test_train_prints_json(trained, capsys, tmp_path):
     assert main(["train", "--resume", run, "--steps", "5"]) == 0
     out = capsys.readouterr().out
     assert "finished: test accuracy" in out
-    assert "step 5: test accuracy" in out
+    assert "epoch 1.00, step 5: test accuracy" in out
 
 
 def test_a_configuration_file_and_flags(trained, capsys, tmp_path):
@@ -76,7 +90,65 @@ def test_evaluate(trained, capsys):
     assert result["accuracy"] == pytest.approx(np.trace(confusion) / 40)
     assert set(result["elevation"]) == {str(n) for n in range(9)}
     assert main(["evaluate", str(trained / "run"), "--by", "azimuth"]) == 0
-    assert "azimuth 34:" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("azimuth 340°: ") for line in lines)
+    columns = lines[lines.index("true class in rows, predicted class in columns:") + 1]
+    assert columns.split() == ["animal", "human", "airplane", "truck", "car"]
+    for name, counts, line in zip(columns.split(), confusion, lines[-5:], strict=True):
+        assert len(line) == len(columns)  # numbers end where the names above them end
+        assert line.split()[0] == name
+        assert len(line.split()) == len(counts) + 1
+
+
+def test_evaluate_tests_on_all_images_unless_told(trained, capsys, tmp_path):
+    """Whatever the run's own limit was."""
+    arguments = ["--data", "smallnorb", "--data-dir", str(trained / "data"), "--model", "linear", "--batch-size", "8"]
+    run = str(tmp_path / "run")
+    assert main(["train", *arguments, "--steps", "2", "--test-limit", "7", "--out", run, "--json"]) == 0
+    capsys.readouterr()
+    for limit, sentence, count in (
+        ([], "smallnorb, all 40 test images: accuracy ", 40),
+        (["--test-limit", "9"], "smallnorb, 9 of the test images: accuracy ", 9),
+        (["--test-limit", "99"], "smallnorb, all 40 test images: accuracy ", 40),
+    ):
+        assert main(["evaluate", run, *limit]) == 0
+        assert capsys.readouterr().out.startswith(sentence)
+        assert main(["evaluate", run, *limit, "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["images"], result["all_images"]) == (count, count == 40)
+
+
+def test_images_that_a_network_cannot_take_get_a_sentence(trained, capsys, tmp_path):
+    official.write_mnist(tmp_path / "data")
+    data = ["--data-dir", str(tmp_path / "data")]
+    assert main(["evaluate", str(trained / "run"), "--data", "mnist", *data]) == 1
+    expected = (
+        "tritoncaps evaluate: the network is for images of 2x32x32 in 5 classes, "
+        "but --data mnist gives it images of 1x28x28 in 10 classes\n"
+    )
+    assert capsys.readouterr().err == expected
+    linear = ["--data", "mnist", "--model", "linear", "--batch-size", "2", "--steps", "1", *data]
+    assert main(["train", *linear, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--data", "multimnist", *data]) == 1  # of another size
+    assert "1x28x28 in 10 classes, but --data multimnist gives it images of 1x36x36" in capsys.readouterr().err
+    assert main(["evaluate", str(trained / "run"), "--data", "imagenet"]) == 1
+    assert "--data must be one of toynorb, " in capsys.readouterr().err
+
+
+def test_a_run_with_held_out_images_ends_with_both_accuracies(trained, capsys, tmp_path):
+    arguments = ["--data", "smallnorb", "--data-dir", str(trained / "data"), "--model", "linear", "--batch-size", "8"]
+    arguments += ["--steps", "4", "--evaluate-every", "2", "--validation", "10"]
+    assert main(["train", *arguments, "--out", str(tmp_path / "a")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert main(["train", *arguments, "--out", str(tmp_path / "b"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["evaluated_on"] == "validation"
+    assert line.startswith(
+        f"finished: validation accuracy {result['accuracy']:.2%} (best {result['best_accuracy']:.2%}), "
+        f"test accuracy {result['test_accuracy']:.2%} of the network with the best validation accuracy, "
+    )
+    assert main(["evaluate", str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == result["test_accuracy"]
 
 
 def test_predict(trained, capsys, tmp_path):
@@ -89,6 +161,42 @@ def test_predict(trained, capsys, tmp_path):
     assert all(row["class"] == max(row["scores"], key=row["scores"].get) for row in rows)
     assert main(["predict", "--run", str(trained / "run"), "--invert", pictures[0]]) == 0
     assert capsys.readouterr().out.startswith(pictures[0] + ": ")
+
+
+def test_predict_goes_on_after_a_broken_file(trained, capsys, tmp_path):
+    Image.new("L", (48, 48), 9).save(tmp_path / "good.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:60])
+    (tmp_path / "text.png").write_text("not a picture")
+    pictures = [str(tmp_path / name) for name in ("cut.png", "none.png", "text.png", "good.png")]
+    assert main(["predict", "--run", str(trained / "run"), *pictures]) == 1
+    out, error = capsys.readouterr()
+    assert out.startswith(pictures[3] + ": ")
+    assert out.count("\n") == 1
+    for line, picture in zip(error.splitlines(), pictures, strict=False):
+        assert line.startswith("tritoncaps predict: ")
+        assert picture in line
+    assert error.count("\n") == 3
+    assert main(["predict", "--run", str(trained / "run"), *pictures, "--json"]) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["image"] for row in rows] == pictures
+    assert ["error" in row for row in rows] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("ink", "paper"), [(0, "white"), (255, "black")])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_ink_on_transparent_paper_stays_visible(capsys, tmp_path, mode, ink, paper):
+    from tritoncaps.cli.predict import read_picture
+
+    picture = Image.new("RGBA", (28, 28), (ink, ink, ink, 0))  # transparent, but of the colour of the ink
+    picture.paste((ink, ink, ink, 255), (7, 7, 21, 21))
+    picture = picture.convert("LA" if mode == "LA" else "RGBA")
+    if mode == "P":
+        picture = picture.quantize(2)
+    picture.save(tmp_path / "ink.png")
+    pixels = read_picture(tmp_path / "ink.png", 1, 28, 28)
+    assert pixels[0, 14, 14] == ink
+    assert pixels[0, 2, 2] == 255 - ink
+    assert capsys.readouterr().err == f"{tmp_path / 'ink.png'}: transparent parts are taken for {paper}\n"
 
 
 def test_info_knows_the_papers_numbers(capsys):
@@ -108,6 +216,8 @@ def test_info_of_vector_capsules(capsys):
     assert main(["info", "--model", "capsnet", "--data", "mnist", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["parameters"] == 8_215_568
+    assert sum(layer["parameters"] for layer in summary["layers"]) == summary["parameters"]
+    assert summary["layers"][-1]["name"] == "decoder"
     assert summary["votes"] == 1152 * 10
     assert summary["vote_bytes"] == 1152 * 10 * 16 * 4
 
@@ -126,6 +236,9 @@ def test_data(trained, capsys, tmp_path):
     assert here["smallnorb"]
     assert here["toynorb"]
     assert not here["mnist"]
+    assert main(["data", "list"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "get it with" in line]
+    assert len({line.index("get it with") for line in rows}) == 1
     sheet = tmp_path / "sheet.png"
     assert main(["data", "show", "smallnorb", "--data-dir", str(trained / "data"), "--out", str(sheet)]) == 0
     assert Image.open(sheet).size[0] > 500
@@ -150,6 +263,10 @@ def test_bench_lists_benchmarks(capsys):
         (["train", "--data", "svhn", "--data-dir", "nowhere"], "tritoncaps train: svhn: train_32x32.mat is neither in"),
         (["train", "--resume", "nowhere"], "tritoncaps train: there is no checkpoint nowhere/last.pt"),
         (["data", "get"], "tritoncaps data: `data get` needs the name of a data set"),
+        (
+            ["data", "show", "mnist", "--out", "no/a.png"],
+            "tritoncaps data: --out no/a.png cannot be written: there is no",
+        ),
         (["bench", "nothing"], "tritoncaps bench: ValueError: bench must be one of"),
         (["info", "--size", "3"], "tritoncaps info: ValueError: images must be at least 17x17"),
     ],

@@ -5,6 +5,12 @@ from PIL import Image
 
 from tritoncaps import demo
 from tritoncaps.data import toynorb
+from tritoncaps.training import pictures
+from tritoncaps.training.metrics import read_metrics
+
+
+def measured(run):
+    return [row for row in read_metrics(run) if row["kind"] == "test"]
 
 
 def test_demo(tmp_path, monkeypatch, capsys):
@@ -14,10 +20,18 @@ def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "LEAST_IMAGES", 40)
     monkeypatch.setattr(demo, "CONFIG", demo.replace(demo.CONFIG, test_limit=60, batch_size=8))
     monkeypatch.setattr(demo, "linear_accuracy", lambda toys, tests: 0.5)
+    drawn = []
+
+    def report(out, title, samples, predictions, curve, *others):
+        drawn.append({"curve": curve})
+        pictures.report(out, title, samples, predictions, curve, *others)
+
+    monkeypatch.setattr(demo, "report", report)
     accuracy = demo.main(0, tmp_path)
     out = capsys.readouterr().out
     assert f"{accuracy:.1%} of 60 images of new toys are right" in out
     assert "the reference, which stores votes" in out
     assert "a linear classifier of the pixels: 50.0%; chance: 20%" in out
+    assert drawn[0]["curve"] == [(row["step"] * 8, row["accuracy"]) for row in measured(tmp_path / "run")]
     with Image.open(tmp_path / "report.png") as picture:
         assert picture.size == (1300, 720)

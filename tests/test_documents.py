@@ -10,8 +10,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_examples_run(document):
-    """All blocks of a document in order, in one namespace."""
+def test_examples_run(document, tmp_path, monkeypatch):
+    """All blocks of a document in order, in one namespace; files that they make go elsewhere."""
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL)
     namespace: dict[str, object] = {}
     for block in blocks:

@@ -1,11 +1,16 @@
 """The package as it is installed."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import tritoncaps
+
+POLICY = "OMP_WAIT_POLICY"
 
 CONTRACT = """
 from tritoncaps import Capsules, RoutingMap, EMRouting, DynamicRouting
@@ -36,3 +41,18 @@ def test_import_is_light():
 
 def test_package_is_typed():
     assert (Path(tritoncaps.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.parametrize("command", [("-m", "tritoncaps"), ("-c", "import tritoncaps_command as t; t.main()")])
+@pytest.mark.parametrize(("own", "expected"), [(None, "'0'"), ("ACTIVE", "'30000000000'")])
+def test_commands_let_the_threads_of_torch_sleep(command, own, expected):
+    """OpenMP itself says how long they spin. A user's own setting wins."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", POLICY)}
+    environment |= {"OMP_DISPLAY_ENV": "verbose"} | ({POLICY: own} if own else {})
+    arguments = [sys.executable, *command, "--version"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout == f"tritoncaps {tritoncaps.__version__}\n"
+    said = [line for line in result.stderr.splitlines() if "GOMP_SPINCOUNT" in line]
+    if not said:
+        pytest.skip("this OpenMP does not say it")
+    assert expected in said[-1]

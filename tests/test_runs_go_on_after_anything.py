@@ -1,5 +1,6 @@
 """Runs survive a kill at any moment, Ctrl-C and divergence; a resumed run ends with the same bits."""
 
+import errno
 import json
 import os
 import random
@@ -7,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import official_files as official
 import pytest
 import torch
 
-from tritoncaps.training import CheckpointError, Config, ConfigError, DivergedError, load_checkpoint, train
+from tritoncaps.cli import main
+from tritoncaps.training import CheckpointError, Config, ConfigError, DivergedError, load_checkpoint, loop, train
+from tritoncaps.training.checkpoint import save_checkpoint
 from tritoncaps.training.loop import Trainer
 from tritoncaps.training.metrics import read_metrics
 from tritoncaps.training.objective import Objective
@@ -181,6 +185,100 @@ def test_damaged_checkpoints_get_a_sentence(tmp_path, folder, how):
         load_checkpoint(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["last.pt", "best.pt"])
+def test_checkpoints_cut_anywhere_get_a_sentence(tmp_path, folder, name):
+    run = tmp_path / "run"
+    train(Config(**TINY, model="linear", steps=1, data_dir=folder, out=str(run)), quiet=True)
+    save_checkpoint(run / name, Config(), network={"weight": torch.zeros(100)}, step=1)
+    content = (run / name).read_bytes()
+    for length in range(0, len(content), 53):
+        (run / name).write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=rf"{name} is truncated, or not a checkpoint$"):
+            load_checkpoint(run / name)
+    if name == "best.pt":
+        with pytest.raises(CheckpointError, match=r"best\.pt is truncated, or not a checkpoint; try .*last\.pt$"):
+            load_checkpoint(run)
+
+
+@pytest.mark.parametrize("steps", [4, 2], ids=["later", "at the first checkpoint"])
+def test_a_full_disk_ends_the_run_with_a_sentence_and_keeps_what_was_saved(
+    tmp_path, folder, monkeypatch, capsys, steps
+):
+    """From then on, no checkpoint has room for more than a thousand bytes."""
+    run = tmp_path / "run"
+    settings = ["--data", "smallnorb", "--data-dir", folder, "--model", "linear", "--batch-size", "8"]
+    if steps > 2:
+        assert main(["train", *settings, "--steps", "2", "--out", str(run), "--json"]) == 0
+        settings = ["--resume", str(run)]
+    before = {path.name: path.read_bytes() for path in run.glob("*.pt")} if steps > 2 else {}
+    capsys.readouterr()
+    own = torch.save
+    monkeypatch.setattr(torch, "save", lambda content, file: own(content, SmallDisk(file)))
+    settings += [] if steps > 2 else ["--out", str(run)]
+    assert main(["train", *settings, "--steps", str(steps), "--checkpoint-every", "1"]) == 1
+    error = capsys.readouterr().err
+    kept = "of an earlier step stays as it is" if steps > 2 else "no earlier one is there"
+    assert error.startswith(f"tritoncaps train: the checkpoint {run / 'last.pt'} cannot be written: No space left on ")
+    assert error.strip().endswith(kept)
+    assert error.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in run.glob("*.pt")} == before
+    assert not list(run.glob(".*"))  # neither a part of a checkpoint nor a lock
+    monkeypatch.setattr(torch, "save", own)
+    if steps > 2:
+        assert main(["train", "--resume", str(run), "--steps", str(steps), "--json"]) == 0
+        assert load_checkpoint(run / "last.pt")["step"] == steps
+
+
+class SmallDisk:
+    def __init__(self, file):
+        self.file, self.room = file, 1000
+
+    def write(self, content):
+        self.room -= len(content)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(content)
+
+    def flush(self):
+        self.file.flush()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0)])
+def test_an_average_neither_starts_nor_ends_within_a_run(tmp_path, folder, before, after):
+    config = Config(**TINY, model="linear", steps=1, ema=before, data_dir=folder, out=str(tmp_path / "run"))
+    train(config, quiet=True)
+    content = (tmp_path / "run" / "last.pt").read_bytes()
+    with pytest.raises(
+        ConfigError, match=rf"--ema was {before} in .*run and cannot become {after}: the moving average"
+    ):
+        train(replace(config, ema=after, steps=2), resume=True, quiet=True)
+    assert (tmp_path / "run" / "last.pt").read_bytes() == content
+    if before:
+        assert train(replace(config, ema=0.5, steps=2), resume=True, quiet=True).step == 2  # a decay may change
+
+
+def test_an_interrupted_evaluation_is_made_up_for(tmp_path, folder, monkeypatch):
+    """Ctrl-C in an evaluation does not wait for its end, and the run ends as one that was never interrupted."""
+    config = Config(**TINY, model="linear", steps=4, evaluate_every=2, data_dir=folder)
+    train(replace(config, out=str(tmp_path / "whole")), quiet=True)
+    own = loop.evaluate
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+        return own(*arguments)
+
+    parts = replace(config, out=str(tmp_path / "parts"))
+    for resume in (False, True):  # in the first evaluation, and in the same again
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "evaluate", interrupted)
+            result = train(parts, resume=resume, quiet=True)
+        assert (result.reason, result.step) == ("interrupted", 2)
+    assert train(parts, resume=True, quiet=True).reason == "finished"
+    rows = [[_timeless(row) for row in read_metrics(tmp_path / run)] for run in ("whole", "parts")]
+    assert rows[0] == rows[1]
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path, capsys):

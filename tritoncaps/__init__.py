@@ -3,10 +3,29 @@
 from tritoncaps import functional, reference
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.kernels.common.backends import use_backend
-from tritoncaps.layers import ClassCaps, ConvCaps1d, ConvCaps2d, ConvCaps3d, PrimaryCaps
+from tritoncaps.layers import (
+    ClassCaps,
+    ConvCaps1d,
+    ConvCaps2d,
+    ConvCaps3d,
+    GraphCaps,
+    PrimaryCaps,
+    PrimaryCaps1d,
+    PrimaryCaps3d,
+)
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
 from tritoncaps.regularization import CapsuleDropout, CapsuleNorm
-from tritoncaps.routing import DynamicRouting, EMRouting
+from tritoncaps.routing import (
+    Components,
+    DynamicRouting,
+    EMRouting,
+    MatrixRouting,
+    MixtureRouting,
+    Moments,
+    Routing,
+    VBRouting,
+    VectorRouting,
+)
 from tritoncaps.routing_map import RoutingMap
 from tritoncaps.vector_layers import ConvVectorCaps2d, VectorCaps, VectorPrimaryCaps
 from tritoncaps.version import __version__
@@ -16,6 +35,7 @@ __all__ = [
     "CapsuleNorm",
     "Capsules",
     "ClassCaps",
+    "Components",
     "ConvCaps1d",
     "ConvCaps2d",
     "ConvCaps3d",
@@ -23,14 +43,23 @@ __all__ = [
     "DynamicRouting",
     "EMRouting",
     "Gaussians",
+    "GraphCaps",
     "LinearMargin",
     "MarginLoss",
+    "MatrixRouting",
+    "MixtureRouting",
+    "Moments",
     "PrimaryCaps",
+    "PrimaryCaps1d",
+    "PrimaryCaps3d",
+    "Routing",
     "RoutingMap",
     "SigmoidMargin",
     "SpreadLoss",
+    "VBRouting",
     "VectorCaps",
     "VectorPrimaryCaps",
+    "VectorRouting",
     "__version__",
     "functional",
     "reference",

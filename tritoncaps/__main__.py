@@ -2,7 +2,8 @@
 
 import sys
 
-from tritoncaps.cli import main
+from tritoncaps_command import main, restart
 
 if __name__ == "__main__":
+    restart()
     sys.exit(main())

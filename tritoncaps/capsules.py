@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,18 @@ class Capsules(NamedTuple):
 
     poses: Tensor
     activations: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Capsules:
+        """Both tensors, each as ``function`` returns it."""
+        return Capsules(function(self.poses), function(self.activations))
+
+    def to(self, *args: Any, **kwargs: Any) -> Capsules:
+        """Both tensors on another device or of another dtype, as :meth:`torch.Tensor.to` takes them."""
+        return self.map(lambda x: x.to(*args, **kwargs))
+
+    def detach(self) -> Capsules:
+        """Both tensors without their history."""
+        return self.map(Tensor.detach)
 
 
 class Gaussians(NamedTuple):

@@ -116,10 +116,10 @@ def draw(result: Result, tests: ImageSet, linear: float, title: str, out: Path) 
     with torch.no_grad():
         predictions = class_scores(network(PIPELINE.test(samples.images)[0])).argmax(dim=1)
     rows = [row for row in read_metrics(result.folder) if row["kind"] == "test"]
-    curve = [(0.0, 0.2), *((row["step"] * CONFIG.batch_size, row["accuracy"]) for row in rows)]
+    curve = [(row["step"] * CONFIG.batch_size, row["accuracy"]) for row in rows]
     assert result.evaluation is not None
     assert result.evaluation.confusion is not None
-    lines = {"linear classifier": linear, "chance": 0.2}
+    lines = {"linear classifier": linear, "chance": 1 / len(tests.classes)}
     report(out, title, samples, predictions.numpy(), curve, lines, result.evaluation.confusion.numpy())
 
 

@@ -8,6 +8,7 @@ and assignments, are [N, P, S, B, C, ...].
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,22 +19,26 @@ from tritoncaps import reference
 from tritoncaps._internal import second_derivatives  # noqa: F401, registers them
 from tritoncaps._internal.checks import (
     check_alike,
+    check_competition,
     check_labels,
     check_map,
     check_number,
+    check_positive,
     check_reverse_mode,
     check_routing,
     check_shape,
     check_tensor,
     under_autocast,
 )
+from tritoncaps._internal.fits import Fit
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.dynamic import operators as dynamic_ops
 from tritoncaps.kernels.dynamic.options import LONGEST_ON_TRITON
 from tritoncaps.kernels.mixture import operators as ops
 from tritoncaps.kernels.mixture import stored_operators as vote_ops
-from tritoncaps.routing import DynamicRouting, EMRouting
+from tritoncaps.kernels.mixture.function import MixtureFunction
+from tritoncaps.routing import DynamicRouting, EMRouting, MixtureRouting
 from tritoncaps.routing_map import RoutingMap
 
 __all__ = [
@@ -41,11 +46,17 @@ __all__ = [
     "dynamic_routing",
     "e_step",
     "em_routing",
+    "initial_assignments",
     "m_step",
     "margin_loss",
+    "mixture_assignments",
+    "mixture_logits",
+    "mixture_routing",
     "pose_votes",
     "spread_loss",
     "squash",
+    "vector_votes",
+    "with_lengths",
 ]
 
 
@@ -70,62 +81,125 @@ def em_routing(
     """
     routing = EMRouting() if routing is None else routing
     check_routing(routing, EMRouting)
+    betas = {"beta_u": beta_u, "beta_a": beta_a}
+    capsules = _routed(poses, activations, weight, betas, routing_map, routing, backend, _fused_em_routing)
+    if not return_assignments:
+        return capsules
+    return capsules, mixture_assignments(poses, activations, weight, betas, routing_map, routing)
+
+
+def mixture_routing(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+    backend: str | None = None,
+) -> Capsules:
+    """Poses and activations of the parents after any mixture routing, without storing a vote (except on ``reference``).
+
+    poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], parameters of the routing by
+    name -> Capsules([N, C, *out_size, 4, 4], [N, C, *out_size]). Under autocast it computes in float32.
+    """
+    check_routing(routing, MixtureRouting)
+    return _routed(poses, activations, weight, parameters, routing_map, routing, backend, _fused_mixture_routing)
+
+
+def mixture_logits(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+    backend: str | None = None,
+) -> Capsules:
+    """The same, with the logits of the activations in their place: for losses on logits, which do not saturate."""
+    check_routing(routing, MixtureRouting)
+    return _routed(poses, activations, weight, parameters, routing_map, routing, backend, _fused_mixture_logits, True)
+
+
+@torch.no_grad()
+def mixture_assignments(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+) -> Tensor:
+    """The last assignments R [N, P, S, B, C] of a mixture routing, zero in missing slots, to look at: without gradient,
+    and computed by the reference, image by image, so that the votes of one only are stored."""
+    images = zip(poses.split(1), activations.split(1), strict=True)
+    return torch.cat([reference.assignments(*image, weight, parameters, routing_map, routing) for image in images])
+
+
+def _routed(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+    backend: str | None,
+    fused: Callable[..., Capsules],
+    logits: bool = False,
+) -> Capsules:
+    """Check what is given, and call the reference or ``fused``, which takes what this takes, up to the backend."""
     check_map(routing_map)
-    given = {"poses": poses, "activations": activations, "weight": weight, "beta_u": beta_u, "beta_a": beta_a}
+    given = {"poses": poses, "activations": activations, "weight": weight, **parameters}
     for name, value in given.items():
         check_tensor(name, value)
     if under_autocast(poses):
         with torch.autocast(poses.device.type, enabled=False):
-            wide = {name: value.float() for name, value in given.items()}
-            return em_routing(
-                **wide, routing_map=routing_map, routing=routing, backend=backend, return_assignments=return_assignments
-            )
+            of_routing = {name: x.float() for name, x in parameters.items()}
+            tensors = poses.float(), activations.float(), weight.float()
+            return _routed(*tensors, of_routing, routing_map, routing, backend, fused, logits)
     check_alike(**given)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
     images, in_caps = poses.shape[:2]
     check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
     check_shape("weight", weight, [routing_map.num_weights, in_caps, "C", 4, 4])
-    out_caps = weight.shape[2]
-    check_shape("beta_u", beta_u, [out_caps])
-    check_shape("beta_a", beta_a, [out_caps])
+    _check_parameters(parameters, routing, weight.shape[2])
     chosen = backends.choose(backend, poses.device)
-    tensors = (poses, activations, weight, beta_u, beta_a)
+    tensors = (poses, activations, weight)
     if chosen == "reference":
-        capsules = reference.em_routing(*tensors, routing_map, routing)
-    else:
-        capsules = _fused_em_routing(*tensors, routing_map, routing, chosen)
-    return (capsules, _assignments(*tensors, routing_map, routing)) if return_assignments else capsules
+        *_, (components, _) = reference.mixture_steps(*tensors, parameters, routing_map, routing)
+        activity = components.logit if logits else torch.sigmoid(components.logit)
+        return Capsules(components.mean.to(poses.dtype), activity.to(poses.dtype))
+    flat = (
+        poses.reshape(images, in_caps, routing_map.num_children, 4, 4),
+        activations.reshape(images, in_caps, routing_map.num_children),
+        weight,
+    )
+    check_reverse_mode("routing", *flat, *parameters.values())
+    return fused(*flat, parameters, routing_map, routing, chosen)
 
 
-@torch.no_grad()
-def _assignments(poses: Tensor, activations: Tensor, *parameters: Any) -> Tensor:
-    """[N, P, S, B, C]: one image after the other, so that the votes of one only are stored."""
-    images = zip(poses.split(1), activations.split(1), strict=True)
-    return torch.cat([reference.assignments(*image, *parameters) for image in images])
+def _check_parameters(parameters: Mapping[str, Tensor], routing: MixtureRouting, out_caps: int) -> None:
+    """A routing that names its parameters gets these, [C] each."""
+    for name in routing.parameter_names:
+        if name not in parameters:
+            given = ", ".join(parameters) or "none"
+            raise ValueError(f"parameters must hold {name!r} for {type(routing).__name__}, but they hold {given}")
+        check_shape(name, parameters[name], [out_caps])
 
 
 def _fused_em_routing(
     poses: Tensor,
     activations: Tensor,
     weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
+    parameters: Mapping[str, Tensor],
     routing_map: RoutingMap,
     routing: EMRouting,
     backend: str,
 ) -> Capsules:
-    images, in_caps, out_caps = *poses.shape[:2], len(beta_a)
-    tensors = (
-        poses.reshape(images, in_caps, routing_map.num_children, 4, 4),
-        activations.reshape(images, in_caps, routing_map.num_children),
-        weight,
-        beta_u,
-        beta_a,
-    )
+    in_caps, out_caps = weight.shape[1:3]
+    tensors = (poses, activations, weight, parameters["beta_u"], parameters["beta_a"])
     tables = list(routing_map.tables(poses.device))
     lambdas, floor = list(routing.lambdas), routing.variance_floor
     mean_data = reference.mean_data_of(routing_map, in_caps, out_caps, routing.mean_data)
-    check_reverse_mode("em_routing", *tensors)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         mean, activation, _, _ = ops.EMRoutingFunction.apply(
             *tensors, tables, lambdas, floor, mean_data, routing.competition, routing.gradient, backend
@@ -134,7 +208,34 @@ def _fused_em_routing(
         mean, activation, _, _ = ops.em_routing_forward(
             *tensors, tables, lambdas, floor, mean_data, routing.competition, False, backend
         )
-    # a permuted view: the next layer finds its kernels' layout in memory
+    return _parents(mean, activation, routing_map)
+
+
+def _fused_mixture_logits(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+    backend: str,
+) -> Capsules:
+    data_per_parent = reference.mean_data_of(routing_map, weight.shape[1], weight.shape[2])
+    fit = Fit(routing, tuple(parameters), routing_map.out_size, data_per_parent)
+    tables, options = list(routing_map.tables(poses.device)), (routing.iterations, routing.competition)
+    given = (poses, activations, weight, tables, *options, routing.gradient, backend, *parameters.values())
+    mean, logit, *_ = MixtureFunction.apply(fit, *given)
+    return _parents(mean, logit, routing_map)
+
+
+def _fused_mixture_routing(*given: Any) -> Capsules:
+    mean, logit = _fused_mixture_logits(*given)
+    return Capsules(mean, torch.sigmoid(logit))
+
+
+def _parents(mean: Tensor, activation: Tensor, routing_map: RoutingMap) -> Capsules:
+    """[N, P, 16, C] and [N, P, C] as capsules: permuted views, so that the next layer finds its kernels' layout."""
+    images, _, _, out_caps = mean.shape
     out_poses = rearrange(mean, "n p h c -> n c p h").reshape(images, out_caps, *routing_map.out_size, 4, 4)
     out_activations = rearrange(activation, "n p c -> n c p").reshape(images, out_caps, *routing_map.out_size)
     return Capsules(out_poses, out_activations)
@@ -260,8 +361,7 @@ def e_step(
     check_shape("mean", gaussians.mean, [*parents, *votes.shape[5:]])
     check_shape("variance", gaussians.variance, [*parents, *votes.shape[5:]])
     check_shape("logits", gaussians.logits, parents)
-    if competition not in ("global", "local"):
-        raise ValueError(f"competition must be 'global' or 'local', but it is {competition!r}")
+    check_competition(competition)
     chosen = backends.choose(backend, votes.device)
     if chosen == "reference":
         return reference.e_step(votes, gaussians, routing_map, competition=competition)
@@ -355,6 +455,40 @@ def _fused_dynamic_routing(
         parents, _ = dynamic_ops.dynamic_routing_forward(*tensors, tables, *options, backend)
     shape = (images, weight.shape[2], *routing_map.out_size, weight.shape[4])
     return rearrange(parents, "n p c e -> n c p e").reshape(shape)
+
+
+def with_lengths(poses: Tensor) -> Capsules:
+    """Capsules [N, C, *space, D] that are as active as their poses are long."""
+    return Capsules(poses, torch.linalg.vector_norm(poses, dim=-1))
+
+
+def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
+    """The votes of vector capsules, u_hat_ij = W_ij^T u_i, to look at or to route by hand.
+
+    poses [N, B, *in_size, D], weight [K, B, C, D, E] -> [N, P, S, B, C, E], zero in missing slots.
+    """
+    check_map(routing_map)
+    check_tensor("poses", poses)
+    check_tensor("weight", weight)
+    check_alike(poses=poses, weight=weight)
+    check_shape("poses", poses, ["N", "B", *routing_map.in_size, "D"])
+    check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])
+    return reference.vector_votes(poses, weight, routing_map)
+
+
+def initial_assignments(
+    activations: Tensor, num_types: int, routing_map: RoutingMap, competition: str = "global"
+) -> Tensor:
+    """The assignments before the first M-step: every parent that competes for a child has the same share.
+
+    activations [N, B, *in_size] -> [N, P, S, B, num_types], zero in missing slots.
+    """
+    check_map(routing_map)
+    check_tensor("activations", activations)
+    check_shape("activations", activations, ["N", "B", *routing_map.in_size])
+    check_positive(num_types=num_types)
+    check_competition(competition)
+    return reference.initial_assignments(activations, num_types, routing_map, competition)
 
 
 def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> Tensor:

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.common_types import _size_any_t
 
+from tritoncaps import functional
 from tritoncaps._internal.checks import (
     check_like_layer,
+    check_map,
     check_positive,
-    check_routing,
     check_shape,
     check_tensor,
     refuse_script,
 )
+from tritoncaps._internal.routed import RoutedCaps, check_matrix_capsules, conv_options
 from tritoncaps.capsules import Capsules
-from tritoncaps.kernels.common import backends
-from tritoncaps.routing import EMRouting
+from tritoncaps.routing import EMRouting, LayerSizes, MatrixRouting, MixtureRouting
 from tritoncaps.routing_map import RoutingMap, per_axis
 
 SPACE = ("D", "H", "W")
+MATRIX = (4, 4)
+
+Padding = _size_any_t | Literal["same"]
 
 
-class PrimaryCaps(nn.Module):
-    """The first capsules: a convolution whose channels are the poses and activation logits of ``out_caps`` types.
-
-    Features [N, in_channels, H, W] -> Capsules([N, out_caps, H', W', 4, 4], [N, out_caps, H', W']).
-    """
+class _PrimaryCaps(nn.Module):
+    dims: int
+    convolution: type[nn.Module]
 
     __prepare_scriptable__ = refuse_script
 
@@ -37,9 +39,9 @@ class PrimaryCaps(nn.Module):
         self,
         in_channels: int,
         out_caps: int,
-        kernel_size: int | tuple[int, int] = 1,
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] = 0,
+        kernel_size: _size_any_t = 1,
+        stride: _size_any_t = 1,
+        padding: Padding = 0,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -47,102 +49,96 @@ class PrimaryCaps(nn.Module):
         check_positive(in_channels=in_channels, out_caps=out_caps)
         super().__init__()
         self.in_channels, self.out_caps = in_channels, out_caps
+        given: Any = (kernel_size, stride, padding)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.pose = nn.Conv2d(in_channels, out_caps * 16, kernel_size, stride, padding, **factory)
-        self.activation = nn.Conv2d(in_channels, out_caps, kernel_size, stride, padding, **factory)
+        self.pose: Any = self.convolution(in_channels, out_caps * 16, *given, **factory)
+        self.activation: Any = self.convolution(in_channels, out_caps, *given, **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Poses of about the features' scale, activations about one half."""
         for conv in (self.pose, self.activation):
             nn.init.kaiming_normal_(conv.weight, nonlinearity="linear")
-            assert conv.bias is not None
             nn.init.zeros_(conv.bias)
 
     def forward(self, features: Tensor) -> Capsules:
         check_tensor("features", features)
         check_like_layer("features", features, self.pose.weight)
-        check_shape("features", features, ["N", self.in_channels, "H", "W"])
+        check_shape("features", features, ["N", self.in_channels, *SPACE[-self.dims :]])
         # channels are [out_caps, 16]: a capsule's pose is 16 channels of one pixel
-        poses = self.pose(features).unflatten(1, (self.out_caps, 4, 4))
-        return Capsules(poses.permute(0, 1, 4, 5, 2, 3), torch.sigmoid(self.activation(features)))
+        poses = self.pose(features).unflatten(1, (self.out_caps, 4, 4)).movedim((2, 3), (-2, -1))
+        return Capsules(poses, torch.sigmoid(self.activation(features)))
+
+    if TYPE_CHECKING:
+
+        def __call__(self, features: Tensor) -> Capsules: ...
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_caps}"
 
 
-class _RoutedCaps(nn.Module):
-    """What all layers with votes share: transformation matrices, the routing and its parameters."""
+class PrimaryCaps1d(_PrimaryCaps):
+    """The first capsules of signals: features [N, in_channels, W] -> poses [N, out_caps, W', 4, 4].
 
-    weight: nn.Parameter
-    beta_u: nn.Parameter
-    beta_a: nn.Parameter
+    See :class:`PrimaryCaps`.
+    """
 
-    initial_beta_u: float
+    dims, convolution = 1, nn.Conv1d
 
-    __prepare_scriptable__ = refuse_script
+
+class PrimaryCaps(_PrimaryCaps):
+    """The first capsules: a convolution whose channels are the poses and activation logits of ``out_caps`` types.
+
+    Features [N, in_channels, H, W] -> Capsules([N, out_caps, H', W', 4, 4], [N, out_caps, H', W']).
+    """
+
+    dims, convolution = 2, nn.Conv2d
+
+
+class PrimaryCaps3d(_PrimaryCaps):
+    """The first capsules of volumes: features [N, in_channels, D, H, W] -> poses [N, out_caps, D', H', W', 4, 4].
+
+    See :class:`PrimaryCaps`.
+    """
+
+    dims, convolution = 3, nn.Conv3d
+
+
+class _MatrixRoutedCaps(RoutedCaps):
+    """Routed layers of matrix capsules."""
 
     def __init__(
         self,
-        in_caps: int,
-        out_caps: int,
-        kernel_size: tuple[int, ...],
-        routing: EMRouting | None,
+        sizes: LayerSizes,
+        routing: MatrixRouting | None,
+        logits: bool,
         backend: str | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        super().__init__()
-        self.in_caps, self.out_caps, self.kernel_size = in_caps, out_caps, kernel_size
-        self.routing = EMRouting() if routing is None else routing
-        check_routing(self.routing, EMRouting)
-        self.backend = backends.check_name(backend)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(*kernel_size, in_caps, out_caps, 4, 4, **factory))
-        for name in self.routing.parameter_names:
-            self.register_parameter(name, nn.Parameter(torch.empty(out_caps, **factory)))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Near the identity, so that children that agree make parents that agree, from the first step on; beta_u such
-        that about half of the capsules are active, on poses of scale one."""
-        with torch.no_grad():
-            nn.init.normal_(self.weight, std=0.2)
-            self.weight.add_(torch.eye(4, device=self.weight.device, dtype=self.weight.dtype))
-        nn.init.constant_(self.beta_u, self.initial_beta_u)
-        nn.init.zeros_(self.beta_a)
+        super().__init__(sizes, EMRouting() if routing is None else routing, "matrix", backend, device, dtype)
+        self.logits = logits
+        if logits and not isinstance(self.routing, MixtureRouting):
+            raise ValueError(f"logits must be False for a {type(self.routing).__name__}: it is no MixtureRouting")
 
     def _route(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
-        parameters = {name: getattr(self, name) for name in self.routing.parameter_names}
-        weight = self.weight.reshape(-1, *self.weight.shape[-4:])  # [K, B, C, 4, 4]
-        return self.routing.route(capsules, weight, parameters, routing_map, self.backend)
+        if self.logits and isinstance(self.routing, MixtureRouting):
+            weight, parameters, _ = self._inputs(routing_map)
+            return functional.mixture_logits(*capsules, weight, parameters, routing_map, self.routing, self.backend)
+        return super()._route(capsules, routing_map)
 
-    def _check(self, capsules: Capsules, space: Sequence[str] | None = None) -> None:
-        """``space`` names the spatial axes; without it there may be any."""
-        if not isinstance(capsules, tuple) or len(capsules) != 2:
-            given = f"a {type(capsules).__name__}"
-            raise TypeError(f"capsules must be Capsules(poses, activations), but {type(self).__name__} got {given}")
-        poses, activations = capsules
-        check_tensor("poses", poses)
-        check_tensor("activations", activations)
-        if poses.ndim >= 2 and poses.shape[1] != self.in_caps:
-            raise ValueError(
-                f"poses must have {self.in_caps} capsule types, the in_caps of this {type(self).__name__}, "
-                f"but they have {poses.shape[1]} (shape {list(poses.shape)})"
-            )
-        if space is None:
-            space = [f"space{axis}" for axis in range(max(activations.ndim - 2, 0))]
-        check_shape("poses", poses, ["N", self.in_caps, *space, 4, 4])
-        check_shape("activations", activations, poses.shape[:-2])
-        if 0 in poses.shape[2:-2]:
-            raise ValueError(f"poses must have at least one position, but their shape is {list(poses.shape)}")
-        check_like_layer("poses", poses, self.weight)
-        check_like_layer("activations", activations, self.weight)
+    def _assignments(self, capsules: Capsules, routing_map: RoutingMap) -> Tensor:
+        if not isinstance(self.routing, MixtureRouting):
+            raise TypeError(f"assignments need a MixtureRouting, but the routing is {self.routing!r}")
+        weight, parameters, _ = self._inputs(routing_map)
+        return functional.mixture_assignments(*capsules, weight, parameters, routing_map, self.routing)
+
+    def _options(self) -> str:
+        return super()._options() + (", logits=True" if self.logits else "")
 
 
-class _ConvCaps(_RoutedCaps):
+class _ConvCaps(_MatrixRoutedCaps):
     dims: int
-    initial_beta_u = 0.55
 
     def __init__(
         self,
@@ -150,36 +146,45 @@ class _ConvCaps(_RoutedCaps):
         out_caps: int,
         kernel_size: _size_any_t,
         stride: _size_any_t = 1,
-        padding: _size_any_t = 0,
+        padding: Padding = 0,
         dilation: _size_any_t = 1,
         *,
-        routing: EMRouting | None = None,
+        routing: MatrixRouting | None = None,
+        logits: bool = False,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_positive(in_caps=in_caps, out_caps=out_caps)
         kernel = per_axis("kernel_size", kernel_size, self.dims, 1)
-        super().__init__(in_caps, out_caps, kernel, routing, backend, device, dtype)
+        sizes = LayerSizes("conv", kernel, in_caps, out_caps, MATRIX, MATRIX)
+        super().__init__(sizes, routing, logits, backend, device, dtype)
         self.stride = per_axis("stride", stride, self.dims, 1)
-        self.padding = per_axis("padding", padding, self.dims, 0)
+        self.padding = padding if padding == "same" else per_axis("padding", padding, self.dims, 0)
         self.dilation = per_axis("dilation", dilation, self.dims, 1)
+        if padding == "same" and max(self.stride) > 1:
+            raise ValueError(f"padding='same' needs stride 1, but stride is {self.stride}")
 
     def forward(self, capsules: Capsules) -> Capsules:
-        self._check(capsules, SPACE[-self.dims :])
+        check_matrix_capsules(self, capsules, SPACE[-self.dims :])
         return self._route(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
 
+    if TYPE_CHECKING:
+
+        def __call__(self, capsules: Capsules) -> Capsules: ...
+
+    def assignments(self, capsules: Capsules) -> Tensor:
+        """The last assignments R [N, P, S, in_caps, out_caps] of a mixture routing, to look at; see
+        :func:`functional.mixture_assignments`."""
+        check_matrix_capsules(self, capsules, SPACE[-self.dims :])
+        return self._assignments(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
+
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
-        """Who votes for whom at this input size."""
+        """Which child feeds which parent at this input size."""
         return RoutingMap.conv(size, self.kernel_size, self.stride, self.padding, self.dilation)
 
     def extra_repr(self) -> str:
-        text = f"{self.in_caps}, {self.out_caps}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if any(self.padding):
-            text += f", padding={self.padding}"
-        if max(self.dilation) > 1:
-            text += f", dilation={self.dilation}"
-        return f"{text}, routing={self.routing}" + (f", backend={self.backend!r}" if self.backend else "")
+        return f"{self.in_caps}, {self.out_caps}, {conv_options(self)}, {self._options()}"
 
 
 class ConvCaps1d(_ConvCaps):
@@ -196,12 +201,17 @@ class ConvCaps2d(_ConvCaps):
 
     Capsules([N, in_caps, H, W, 4, 4], [N, in_caps, H, W]) -> ([N, out_caps, H', W', 4, 4], [N, out_caps, H', W'])
 
-    in_caps, out_caps   capsule types of the children and of the parents.
-    kernel_size, stride, padding, dilation   as in nn.Conv2d; a child outside the input does not vote.
-    routing             how votes become parents; default ``EMRouting(iterations=3)``.
-    backend             "reference", "cpu" or "triton"; default: chosen by device.
+    Args:
+        in_caps, out_caps: capsule types of the children and of the parents.
+        kernel_size, stride, padding, dilation: as in nn.Conv2d, ``padding="same"`` included; a child outside the input
+            does not vote.
+        routing: how votes become parents, any :class:`~tritoncaps.routing.MatrixRouting`; default
+            ``EMRouting(iterations=3)``.
+        logits: return the logits of the activations in their place; for mixture routings.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
 
-    Parameters: ``weight`` [*kernel_size, in_caps, out_caps, 4, 4], ``beta_u`` and ``beta_a`` [out_caps].
+    Parameters: ``weight`` [*kernel_size, in_caps, out_caps, 4, 4] and those of the routing: for EM, ``beta_u`` and
+    ``beta_a`` [out_caps].
     """
 
     dims = 2
@@ -216,7 +226,7 @@ class ConvCaps3d(_ConvCaps):
     dims = 3
 
 
-class ClassCaps(_RoutedCaps):
+class ClassCaps(_MatrixRoutedCaps):
     """One capsule for each class, which routes the votes of all children of all positions.
 
     Capsules([N, in_caps, *space, 4, 4], [N, in_caps, *space]) -> ([N, num_classes, 4, 4], [N, num_classes])
@@ -224,10 +234,11 @@ class ClassCaps(_RoutedCaps):
     The transformation matrices are shared over positions. With ``coordinates``, the scaled position of each
     child's receptive field is added to the first entries of the right-hand column of its votes.
 
-    Parameters: ``weight`` [in_caps, num_classes, 4, 4], ``beta_u`` and ``beta_a`` [num_classes].
-    """
+    ``routing``, ``logits`` and ``backend`` as in :class:`ConvCaps2d`.
 
-    initial_beta_u = 0.75
+    Parameters: ``weight`` [in_caps, num_classes, 4, 4] and those of the routing: for EM, ``beta_u`` and ``beta_a``
+    [num_classes].
+    """
 
     def __init__(
         self,
@@ -235,13 +246,15 @@ class ClassCaps(_RoutedCaps):
         num_classes: int,
         *,
         coordinates: bool = True,
-        routing: EMRouting | None = None,
+        routing: MatrixRouting | None = None,
+        logits: bool = False,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_positive(in_caps=in_caps, num_classes=num_classes)
-        super().__init__(in_caps, num_classes, (), routing, backend, device, dtype)
+        sizes = LayerSizes("class", (), in_caps, num_classes, MATRIX, MATRIX)
+        super().__init__(sizes, routing, logits, backend, device, dtype)
         self.coordinates = coordinates
 
     @property
@@ -249,13 +262,93 @@ class ClassCaps(_RoutedCaps):
         return self.out_caps
 
     def forward(self, capsules: Capsules) -> Capsules:
-        self._check(capsules)
+        check_matrix_capsules(self, capsules)
         return self._route(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
 
+    if TYPE_CHECKING:
+
+        def __call__(self, capsules: Capsules) -> Capsules: ...
+
+    def assignments(self, capsules: Capsules) -> Tensor:
+        """The last assignments R [N, 1, S, in_caps, num_classes] of a mixture routing, to look at; see
+        :func:`functional.mixture_assignments`."""
+        check_matrix_capsules(self, capsules)
+        return self._assignments(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
+
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
-        """Who votes for whom at this input size."""
+        """Which child feeds which parent at this input size."""
         return RoutingMap.full(size, self.coordinates)
 
     def extra_repr(self) -> str:
-        text = f"{self.in_caps}, {self.num_classes}, coordinates={self.coordinates}, routing={self.routing}"
-        return text + (f", backend={self.backend!r}" if self.backend else "")
+        return f"{self.in_caps}, {self.num_classes}, coordinates={self.coordinates}, {self._options()}"
+
+
+class GraphCaps(_MatrixRoutedCaps):
+    """Capsules on the nodes of a graph: every parent node routes the votes that its edges bring.
+
+    Capsules([N, in_caps, nodes, 4, 4], [N, in_caps, nodes]) -> ([N, out_caps, parents, 4, 4], [N, out_caps, parents])
+
+    Args:
+        in_caps, out_caps: capsule types of the children and of the parents.
+        num_relations: kinds of edges; each has transformation matrices of its own.
+        routing, logits, backend: as in :class:`ConvCaps2d`.
+
+    Parameters: ``weight`` [num_relations, in_caps, out_caps, 4, 4] and those of the routing.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, GraphCaps, RoutingMap
+        >>> graph = RoutingMap.from_edges([0, 1, 2, 2], [0, 0, 0, 1], 3, 2, relations=[0, 1, 0, 1])
+        >>> layer = GraphCaps(4, 8, num_relations=2)
+        >>> layer(Capsules(torch.randn(5, 4, 3, 4, 4), torch.rand(5, 4, 3)), graph).poses.shape
+        torch.Size([5, 8, 2, 4, 4])
+    """
+
+    def __init__(
+        self,
+        in_caps: int,
+        out_caps: int,
+        num_relations: int = 1,
+        *,
+        routing: MatrixRouting | None = None,
+        logits: bool = False,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_positive(in_caps=in_caps, out_caps=out_caps, num_relations=num_relations)
+        sizes = LayerSizes("graph", (num_relations,), in_caps, out_caps, MATRIX, MATRIX)
+        super().__init__(sizes, routing, logits, backend, device, dtype)
+
+    @property
+    def num_relations(self) -> int:
+        return self.kernel_size[0]
+
+    def forward(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
+        self._check(capsules, routing_map)
+        return self._route(Capsules(*capsules), routing_map)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules: ...
+
+    def assignments(self, capsules: Capsules, routing_map: RoutingMap) -> Tensor:
+        """The last assignments R [N, P, S, in_caps, out_caps] of a mixture routing, to look at."""
+        self._check(capsules, routing_map)
+        return self._assignments(Capsules(*capsules), routing_map)
+
+    def _inputs(self, routing_map: RoutingMap) -> tuple[Tensor, dict[str, Tensor], RoutingMap]:
+        weight, parameters, _ = super()._inputs(routing_map)
+        return weight[: routing_map.num_weights], parameters, routing_map  # a graph may lack the last relations
+
+    def _check(self, capsules: Capsules, routing_map: RoutingMap) -> None:
+        check_map(routing_map)
+        if routing_map.num_weights > self.num_relations:
+            raise ValueError(
+                f"routing_map must have at most {self.num_relations} relations, the num_relations of this GraphCaps, "
+                f"but it has {routing_map.num_weights}"
+            )
+        check_matrix_capsules(self, capsules, [f"{n}" for n in routing_map.in_size])
+
+    def extra_repr(self) -> str:
+        return f"{self.in_caps}, {self.out_caps}, num_relations={self.num_relations}, {self._options()}"

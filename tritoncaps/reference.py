@@ -9,8 +9,7 @@ channel-second, [N, B, *in_size, ...] and [N, C, *out_size, ...]; tensors of edg
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.kernels.common.numerics import least_support, widen
-from tritoncaps.routing import DynamicRouting, EMRouting
+from tritoncaps.routing import Components, DynamicRouting, EMRouting, MixtureRouting, Moments
 from tritoncaps.routing_map import RoutingMap
 
 
@@ -70,6 +69,26 @@ def m_step(
 
     votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], betas [C].
     """
+    support, mean, variance = moments(votes, assignments, activations, routing_map)
+    variance = variance.clamp(min=variance_floor)
+    over_pose = tuple(range(support.ndim, mean.ndim))
+    beta_u, beta_a = (x.reshape(-1, *[1] * (support.ndim - 2)) for x in (beta_u, beta_a))
+    cost_of_datum = (beta_u[(...,) + (None,) * len(over_pose)] + 0.5 * variance.log()).sum(over_pose)
+    scale = mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
+    logits = inverse_temperature * (beta_a - cost_of_datum * support / scale)
+    return Gaussians(mean, variance, logits)
+
+
+def moments(
+    votes: Tensor, assignments: Tensor, activations: Tensor, routing_map: RoutingMap
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Support, mean and variance of every parent's votes, with r_ij = R_ij a_i.
+
+    S_j = sum_i r_ij,   mean_jh = sum_i r_ij V_ijh / S_j,   variance_jh = sum_i r_ij (V_ijh - mean_jh)^2 / S_j
+
+    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size]
+    -> [N, C, *out_size] and twice [N, C, *out_size, *pose].
+    """
     pose = votes.shape[5:]
     votes = _ignore_missing(votes, routing_map).flatten(5)
     r = assignments * _at_edges(activations, routing_map)[..., None]
@@ -78,14 +97,11 @@ def m_step(
     share = r / rearrange(support.where(supported, 1), "n p c -> n p 1 1 c")
     mean = einsum(share, votes, "n p s b c, n p s b c h -> n p c h")
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
-    variance = einsum(share, deviation**2, "n p s b c, n p s b c h -> n p c h").clamp(min=variance_floor)
-    cost_of_datum = reduce(beta_u[:, None] + 0.5 * variance.log(), "n p c h -> n p c", "sum")
-    scale = mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
-    logits = inverse_temperature * (beta_a - cost_of_datum * support / scale)
-    return Gaussians(
+    variance = einsum(share, deviation**2, "n p s b c, n p s b c h -> n p c h")
+    return (
+        _to_capsules(support, routing_map),
         _to_capsules(mean, routing_map, pose),
         _to_capsules(variance, routing_map, pose),
-        _to_capsules(logits, routing_map),
     )
 
 
@@ -130,75 +146,85 @@ def em_routing(
     beta_u: Tensor,
     beta_a: Tensor,
     routing_map: RoutingMap,
-    routing: EMRouting | Options,
+    routing: EMRouting,
 ) -> Capsules:
     """EM routing of matrix capsules: the means and activations of the parents after the last M-step.
 
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], betas [C].
     """
-    gaussians, _ = _route(poses, activations, weight, beta_u, beta_a, routing_map, routing)
-    return Capsules(gaussians.mean.to(poses.dtype), gaussians.activations.to(poses.dtype))
+    betas = {"beta_u": beta_u, "beta_a": beta_a}
+    return mixture_routing(poses, activations, weight, betas, routing_map, routing)
+
+
+def mixture_routing(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+) -> Capsules:
+    """Any mixture routing: the means and activations of the parents after the last fit.
+
+    poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4].
+    """
+    *_, (components, _) = mixture_steps(poses, activations, weight, parameters, routing_map, routing)
+    return Capsules(components.mean.to(poses.dtype), torch.sigmoid(components.logit).to(poses.dtype))
+
+
+def mixture_steps(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+) -> Iterator[tuple[Components, Tensor]]:
+    """The components of every iteration, and the assignments [N, P, S, B, C] that they were fitted with.
+
+    R_ij = 1 / (number of parents that compete for i), then the softmax of
+    l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2 over them
+    """
+    poses, activations, weight = map(widen, (poses, activations, weight))
+    parameters = {name: widen(x) for name, x in parameters.items()}
+    votes = pose_votes(_silence(poses, activations), weight, routing_map)
+    votes = coordinate_addition(votes, routing_map)
+    in_caps, out_caps = weight.shape[1:3]
+    shares = initial_assignments(activations, out_caps, routing_map, routing.competition)
+    for iteration in range(routing.iterations):
+        fixed = shares.detach() if routing.gradient == "last" else shares
+        found = moments(votes, fixed, activations, routing_map)
+        data_per_parent = mean_data_of(routing_map, in_caps, out_caps)
+        components = routing.fit(Moments(*found, data_per_parent), parameters, iteration)
+        yield components, fixed
+        if iteration + 1 < routing.iterations:
+            logits = log_likelihood(votes, components, routing_map)
+            shares = assignments_from_logits(logits, routing_map, competition=routing.competition)
+
+
+def log_likelihood(votes: Tensor, components: Components, routing_map: RoutingMap) -> Tensor:
+    """l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2.
+
+    votes [N, P, S, B, C, 4, 4] -> [N, P, S, B, C].
+    """
+    votes = _ignore_missing(votes, routing_map).flatten(5)
+    mean, precision = (_from_capsules(x, routing_map).flatten(3) for x in components[:2])  # [N, P, C, H]
+    deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
+    distance = einsum(deviation**2, precision, "n p s b c h, n p c h -> n p s b c")
+    return rearrange(_from_capsules(components.log_weight, routing_map), "n p c -> n p 1 1 c") - 0.5 * distance
 
 
 def assignments(
     poses: Tensor,
     activations: Tensor,
     weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
+    parameters: Mapping[str, Tensor],
     routing_map: RoutingMap,
-    routing: EMRouting,
+    routing: MixtureRouting,
 ) -> Tensor:
-    """The assignments [N, P, S, B, C] that the last M-step of :func:`em_routing` uses."""
-    return _route(poses, activations, weight, beta_u, beta_a, routing_map, routing)[1].to(poses.dtype)
-
-
-def _route(
-    poses: Tensor,
-    activations: Tensor,
-    weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    routing_map: RoutingMap,
-    routing: EMRouting | Options,
-) -> tuple[Gaussians, Tensor]:
-    """What the last M-step finds, and the assignments that it uses."""
-    poses, activations, weight, beta_u, beta_a = map(widen, (poses, activations, weight, beta_u, beta_a))
-    votes = pose_votes(_silence(poses, activations), weight, routing_map)
-    votes = coordinate_addition(votes, routing_map)
-
-    def fit(assignments: Tensor, inverse_temperature: float) -> Gaussians:
-        if routing.gradient == "last":
-            assignments = assignments.detach()
-        return m_step(
-            votes,
-            assignments,
-            activations,
-            beta_u,
-            beta_a,
-            routing_map,
-            inverse_temperature=inverse_temperature,
-            variance_floor=routing.variance_floor,
-            mean_data=routing.mean_data,
-        )
-
-    first, *later = routing.lambdas
-    shares = initial_assignments(activations, len(beta_a), routing_map, routing.competition)
-    gaussians = fit(shares, first)
-    for inverse_temperature in later:
-        shares = e_step(votes, gaussians, routing_map, competition=routing.competition)
-        gaussians = fit(shares, inverse_temperature)
-    return gaussians, shares
-
-
-class Options(NamedTuple):
-    """What :func:`em_routing` reads of an EMRouting."""
-
-    lambdas: Sequence[float]
-    variance_floor: float
-    mean_data: bool
-    competition: str
-    gradient: str
+    """The assignments [N, P, S, B, C] that the last fit of :func:`mixture_routing` uses."""
+    *_, (_, shares) = mixture_steps(poses, activations, weight, parameters, routing_map, routing)
+    return shares.to(poses.dtype)
 
 
 def squash(vectors: Tensor, dim: int = -1) -> Tensor:

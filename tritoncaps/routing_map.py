@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -53,12 +53,13 @@ class RoutingMap:
         size: Sequence[int],
         kernel: int | Sequence[int],
         stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
+        padding: int | Sequence[int] | Literal["same"] = 0,
         dilation: int | Sequence[int] = 1,
     ) -> RoutingMap:
         """The map of a convolution over ``size``, with one weight block for each kernel offset.
 
-        ``kernel``, ``stride``, ``padding`` and ``dilation`` are numbers or one number per axis.
+        ``kernel``, ``stride``, ``padding`` and ``dilation`` are numbers or one number per axis. ``padding="same"``,
+        with stride 1, gives as many parents as children: where it is odd, the end of an axis gets one more.
         """
         size = tuple(plain(n) for n in size)
         dims = len(size)
@@ -66,17 +67,21 @@ class RoutingMap:
         _require(min(size) >= 1, f"size must be at least 1 along every axis, but it is {size}")
         kernel = per_axis("kernel", kernel, dims, 1)
         stride = per_axis("stride", stride, dims, 1)
-        padding = per_axis("padding", padding, dims, 0)
         dilation = per_axis("dilation", dilation, dims, 1)
+        if padding == "same":
+            _require(max(stride) == 1, f"padding='same' needs stride 1, but stride is {stride}")
+        else:
+            padding = per_axis("padding", padding, dims, 0)
         out_size = []
-        for axis, (n, k, s, p, d) in enumerate(zip(size, kernel, stride, padding, dilation, strict=True)):
-            span = d * (k - 1) + 1
+        for axis, (n, k, s, d) in enumerate(zip(size, kernel, stride, dilation, strict=True)):
+            before, after = _paddings(padding, axis, k, d)
+            span, padded = d * (k - 1) + 1, before + n + after
             _require(
-                span <= n + 2 * p,
+                span <= padded,
                 f"kernel is larger than the input along axis {axis}: "
-                f"{span} (kernel {k}, dilation {d}) against {n + 2 * p} (size {n}, padding {p})",
+                f"{span} (kernel {k}, dilation {d}) against {padded} (size {n}, padding {before})",
             )
-            out_size.append((n + 2 * p - span) // s + 1)
+            out_size.append((padded - span) // s + 1)
         slots = math.prod(kernel)
         return RoutingMap(("conv", size, kernel, stride, padding, dilation), size, tuple(out_size), slots, slots)
 
@@ -101,12 +106,14 @@ class RoutingMap:
         slots: Sequence[int] | Tensor | None = None,
         weight_of: Sequence[int] | Tensor | None = None,
         offset: Sequence[Sequence[float]] | Tensor | None = None,
+        relations: Sequence[int] | Tensor | None = None,
     ) -> RoutingMap:
         """An arbitrary graph: edge e joins child location ``children[e]`` and parent location ``parents[e]``.
 
-        ``slots[e]`` is the edge's slot at its parent; by default edges are numbered in their order of appearance.
-        Slot s uses weight block ``weight_of[s]`` (default: a block for every slot; all zeros share one block) and
-        adds ``offset[s]``, up to four numbers, to the right-hand column of its votes.
+        ``relations[e]`` is the edge's weight block: edges of one relation share their matrices. Without it,
+        ``slots[e]`` is the edge's slot at its parent (by default edges are numbered in their order of appearance), slot
+        s uses weight block ``weight_of[s]`` (default: a block for every slot; all zeros share one block) and adds
+        ``offset[s]``, up to four numbers, to the right-hand column of its votes.
         """
         child, parent = _index("children", children), _index("parents", parents)
         _require(
@@ -116,6 +123,9 @@ class RoutingMap:
         _require(len(child) > 0, "children must name at least one edge, but it is empty")
         _in_range("children", child, num_children, "child locations")
         _in_range("parents", parent, num_parents, "parent locations")
+        if relations is not None:
+            _require(slots is None and weight_of is None, "relations must not be given with slots or weight_of")
+            slots, weight_of = _slots_of_relations(parent, _index("relations", relations))
         slot = _order_of_appearance(parent) if slots is None else _index("slots", slots)
         _require(len(slot) == len(child), f"slots must name {len(child)} edges, but it has {len(slot)}")
         _require(int(slot.min()) >= 0, f"slots must not be negative, but one is {int(slot.min())}")
@@ -249,13 +259,24 @@ def _with_inverse(children: Tensor, weight_of: Tensor, offset: Tensor, num_child
     return Tables(children.int(), weight_of.int(), offset.double(), start.int(), pair.int())
 
 
-def _conv_tables(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size) -> tuple[Tensor, ...]:
+def _paddings(padding: Size | Literal["same"], axis: int, kernel: int, dilation: int) -> tuple[int, int]:
+    """Before the first and after the last position of an axis."""
+    if padding == "same":
+        total = dilation * (kernel - 1)
+        return total // 2, total - total // 2
+    return padding[axis], padding[axis]
+
+
+def _conv_tables(
+    size: Size, kernel: Size, stride: Size, padding: Size | Literal["same"], dilation: Size
+) -> tuple[Tensor, ...]:
     """children, weight_of and offset: a weight block for each kernel offset."""
     children = torch.zeros(1, 1, dtype=torch.int64)
     valid = torch.ones(1, 1, dtype=torch.bool)
-    for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True):
-        out = (n + 2 * p - d * (k - 1) - 1) // s + 1
-        index = torch.arange(out)[:, None] * s - p + torch.arange(k)[None, :] * d  # [out, k]
+    for axis, (n, k, s, d) in enumerate(zip(size, kernel, stride, dilation, strict=True)):
+        before, after = _paddings(padding, axis, k, d)
+        out = (before + n + after - d * (k - 1) - 1) // s + 1
+        index = torch.arange(out)[:, None] * s - before + torch.arange(k)[None, :] * d  # [out, k]
         inside = (index >= 0) & (index < n)
         children = _join_axes(children[:, None, :, None] * n + index[None, :, None, :])
         valid = _join_axes(valid[:, None, :, None] & inside[None, :, None, :])
@@ -293,6 +314,16 @@ def _order_of_appearance(parent: Tensor) -> Tensor:
         slots.append(seen.get(p, 0))
         seen[p] = slots[-1] + 1
     return torch.tensor(slots)
+
+
+def _slots_of_relations(parent: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
+    """A slot for each edge, and the relation of each slot: parents have as many of each as one of them needs."""
+    _require(len(relation) == len(parent), f"relations must name {len(parent)} edges, but it has {len(relation)}")
+    _require(int(relation.min()) >= 0, f"relations must not be negative, but one is {int(relation.min())}")
+    order = _order_of_appearance(parent * (int(relation.max()) + 1) + relation)
+    needed = torch.zeros(int(relation.max()) + 1, dtype=torch.int64).scatter_reduce(0, relation, order + 1, "amax")
+    first = needed.cumsum(0) - needed
+    return first[relation] + order, torch.repeat_interleave(torch.arange(len(needed)), needed)
 
 
 def _column(offset: Sequence[Sequence[float]] | Tensor | None, num_slots: int) -> Tensor:

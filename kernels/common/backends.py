@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tritoncaps.kernels.common.packages import MissingPackageError
 from tritoncaps.kernels.common.tracing import constant
 
 
@@ -72,6 +73,7 @@ def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> 
         return "reference"  # made of operators that ONNX and TorchScript know
     if name is None:
         return _automatic(device.type, triton_refuses)
+    check_installed(name)
     if name == CPU.name and device.type not in CPU.devices:
         raise RuntimeError(f"backend 'cpu' needs CPU tensors, but they are on {device}")
     if name == TRITON.name and triton_refuses:
@@ -82,6 +84,13 @@ def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> 
             f"but the tensors are on {device}"
         )
     return name
+
+
+def check_installed(name: str | None) -> None:
+    """Raises if the package that compiles a backend's kernels is missing."""
+    missing = _missing(name) if name in BACKENDS else ""
+    if missing:
+        raise MissingPackageError(f"backend {name!r} cannot be used: {missing}")
 
 
 def kernels(algorithm: str, name: str) -> Any:
@@ -110,7 +119,7 @@ def _automatic(device_type: str, triton_refuses: str) -> str:
 def _missing(name: str) -> str:
     """Why the backend cannot be used, or an empty string."""
     package = BACKENDS[name].package
-    return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
+    return "" if importlib.util.find_spec(package) else f"the package {package} is not installed: pip install {package}"
 
 
 @constant

@@ -43,6 +43,7 @@ class Components(NamedTuple):
     mean: Tensor  # [N, P, 16, C]
     precision: Tensor  # [N, P, 16, C]
     log_weight: Tensor  # [N, P, C]
+    centre: Tensor | None = None  # [N, P, 16, C]: a guess at the mean of the votes, about which moments may be taken
 
 
 class Slopes(NamedTuple):
@@ -74,7 +75,9 @@ class MixtureBackend(Protocol):
         """sum_j R_ij G_ij of every child in every group."""
         ...
 
-    def moments(self, source: VoteSource, before: Components | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def moments(
+        self, source: VoteSource, before: Components | None, scatter_floor: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Support, mean, variance and log_sum; see `passes.mixture_moments`."""
         ...
 

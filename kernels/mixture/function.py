@@ -13,8 +13,8 @@ A fit is a function (support [N, P, C], mean [N, P, 16, C], variance [N, P, 16, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,15 @@ from tritoncaps.kernels.common.numerics import least_support, widen
 from tritoncaps.kernels.common.operators import differentiable_again
 from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
 
-Fit = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+class Fit(Protocol):
+    """What a routing makes of the moments."""
+
+    scatter_floor: float  # errors of support times variance that are small beside this number do not matter
+
+    def __call__(
+        self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 
 class MixtureFunction(torch.autograd.Function):
@@ -46,15 +54,18 @@ class MixtureFunction(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         wide = [widen(x) for x in parameters]
         moments, log_sums = [], []
-        components: tuple[Tensor, ...] = ()
+        components: list[Tensor] = []
         for t in range(iterations):
             *found, log_sum = mixture_moments(
-                poses, activations, weight, list(components), tables, competition, backend
+                poses, activations, weight, components, tables, competition, fit.scatter_floor, backend
             )
             moments += found
             log_sums += [log_sum] if t else []
-            *components, logit = fit(*found, wide, t)
-        return components[0].to(poses.dtype), logit.to(poses.dtype), *moments, *log_sums
+            mean, precision, log_weight, logit = fit(*found, wide, t)
+            components = [mean, precision, log_weight, found[1]]  # the next mean of the votes is near this one
+        # copies: a fit may return a moment as it is
+        outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
+        return *outputs, *moments, *log_sums
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -114,10 +125,10 @@ def mixture_backward(
 
     def fit_again(t: int) -> Any:
         """The components of iteration t, and the function that pulls gradients back through its fit."""
-        outputs, pull_back = torch.func.vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *moments[3 * t : 3 * t + 3], *wide)
-        return outputs, pull_back
+        found = moments[3 * t : 3 * t + 3]
+        return torch.func.vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *found, *wide)[:2]
 
-    (mean, precision, log_weight, logit), pull_back = fit_again(last)
+    (_, precision, log_weight, _), pull_back = fit_again(last)
     grads = (widen(grad_mean), torch.zeros_like(precision), torch.zeros_like(log_weight), widen(grad_logit))
     grads_of_parameters = [torch.zeros_like(x) for x in wide]
     components: list[Tensor] = []
@@ -126,7 +137,8 @@ def mixture_backward(
     for t in range(last, since - 1, -1):
         grad_support, grad_of_mean, grad_of_variance, *of_parameters = pull_back(grads)
         grads_of_parameters = [x + y for x, y in zip(grads_of_parameters, of_parameters, strict=True)]
-        now = slopes_of(*moments[3 * t : 3 * t + 3], grad_support, grad_of_mean, grad_of_variance)
+        support, mean, variance = moments[3 * t : 3 * t + 3]
+        now = slopes_of(support, mean, variance, grad_support, grad_of_mean, grad_of_variance)
         slopes = [*now, *slopes]
         if t == 0:
             break

@@ -4,10 +4,11 @@
     mixture_component_gradients   gradients of the components that an iteration's assignments follow from
     mixture_gradients             gradients of poses, activations and weight, of all iterations at once
 
-Between two passes a `fit` turns moments into components; `function.py` has the iteration, docs/backward.md the formulas.
+Between two passes a `fit` turns moments into components; `function.py` has the
+iteration, docs/backward.md the formulas.
 
-Letters: N images, L child and P parent locations, B child and C parent types, K weight blocks, T iterations. Children are
-poses [N, B, L, 4, 4] and activations [N, B, L]; weight is [K, B, C, 4, 4]; parents' matrices are [N, P, 16, C] and
+Letters: N images, L child and P parent locations, B child and C parent types, K weight blocks, T iterations. Children
+are poses [N, B, L, 4, 4] and activations [N, B, L]; weight is [K, B, C, 4, 4]; parents' matrices are [N, P, 16, C] and
 parents' numbers [N, P, C], both with the strides that the backend prefers and in the dtype of the arithmetic.
 """
 
@@ -38,19 +39,22 @@ def mixture_moments(
     components: Sequence[Tensor],
     tables: Sequence[Tensor],
     competition: str,
+    scatter_floor: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """components: none, then all parents have the same share of a child; or mean, precision and log_weight.
+    """components: none, then all parents have the same share of a child; or mean, precision, log_weight and centre.
 
-    -> support [N, P, C], mean and variance [N, P, 16, C], and the log_sum of every child, which is empty for equal shares.
+    scatter_floor: errors of support times variance that are small beside this number do not matter.
+
+    -> support [N, P, C], mean and variance [N, P, 16, C], and the log_sum of every child; empty for equal shares.
     """
     before = Components(*components) if components else None
     source = _source(poses, activations, weight, tables, competition)
-    return backend_of(backend).moments(source, before)
+    return backend_of(backend).moments(source, before, scatter_floor)
 
 
 @fake(mixture_moments)
-def _(poses, activations, weight, components, tables, competition, backend):
+def _(poses, activations, weight, components, tables, competition, scatter_floor, backend):
     kernels = backend_of(backend)
     source = _source(poses, activations, weight, tables, competition)
     support, mean = kernels.empty_parents(source)

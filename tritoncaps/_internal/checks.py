@@ -73,6 +73,11 @@ def check_routing(routing: object, expected: type) -> None:
         raise TypeError(f"routing must be an instance of {expected.__name__}, but it is {routing!r}")
 
 
+def check_competition(competition: object) -> None:
+    if competition not in ("global", "local"):
+        raise ValueError(f"competition must be 'global' or 'local', but it is {competition!r}")
+
+
 def check_positive(**numbers: object) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +11,26 @@ from einops import rearrange
 from torch import Tensor
 
 from tritoncaps import reference
+from tritoncaps._internal.fits import Fit
 from tritoncaps.capsules import Gaussians
 from tritoncaps.kernels.common.operators import reference_of
 from tritoncaps.kernels.dynamic.operators import dynamic_routing_backward, squash_backward
+from tritoncaps.kernels.mixture.function import mixture_backward
 from tritoncaps.kernels.mixture.operators import em_routing_backward
 from tritoncaps.kernels.mixture.stored_operators import e_step_backward, m_step_backward, pose_votes_backward
-from tritoncaps.routing import DynamicRouting
+from tritoncaps.routing import DynamicRouting, EMRouting
 from tritoncaps.routing_map import RoutingMap
+
+
+@dataclass(frozen=True)
+class _EMRouting(EMRouting):
+    """With the inverse temperatures that an operator was given."""
+
+    given_lambdas: tuple[float, ...] = ()
+
+    @property
+    def lambdas(self) -> tuple[float, ...]:
+        return self.given_lambdas
 
 
 @reference_of(em_routing_backward)
@@ -41,7 +55,8 @@ def _(
     """What the backward operator computes, by the reference."""
     children, weight_of, offset, *_ = tables
     routing_map = RoutingMap.from_tables(children, weight_of, offset, activations.shape[2:], children.shape[:1])
-    routing = reference.Options(lambdas, variance_floor, mean_data != 1.0, competition, gradient)
+    options: Any = {"competition": competition, "gradient": gradient, "variance_floor": variance_floor}
+    routing = _EMRouting(len(lambdas), **options, mean_data=mean_data != 1.0, given_lambdas=tuple(lambdas))
 
     def route(
         poses: Tensor, activations: Tensor, weight: Tensor, beta_u: Tensor, beta_a: Tensor
@@ -51,6 +66,34 @@ def _(
 
     pull_back = torch.func.vjp(route, poses, activations, weight, beta_u, beta_a)[1]
     return pull_back((grad_poses, grad_activations))
+
+
+@reference_of(mixture_backward)
+def _(
+    grad_mean: Tensor,
+    grad_logit: Tensor,
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    log_sums: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    fit: Fit,
+    *unused: Any,
+) -> tuple[Tensor, ...]:
+    children, weight_of, offset, *_ = tables
+    routing_map = RoutingMap.from_tables(children, weight_of, offset, activations.shape[2:], fit.out_size)
+
+    def route(poses: Tensor, activations: Tensor, weight: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        named = dict(zip(fit.names, given, strict=True))
+        *_, (components, _) = reference.mixture_steps(poses, activations, weight, named, routing_map, fit.routing)
+        parents = (*poses.shape[:1], weight.shape[2], routing_map.num_parents)
+        mean = rearrange(components.mean.reshape(*parents, 16), "n c p h -> n p h c")
+        return mean.to(poses.dtype), components.logit.reshape(parents).transpose(1, 2).to(poses.dtype)
+
+    pull_back = torch.func.vjp(route, poses, activations, weight, *parameters)[1]
+    return pull_back((grad_mean, grad_logit))
 
 
 @reference_of(pose_votes_backward)

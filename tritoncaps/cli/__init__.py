@@ -6,13 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tritoncaps.cli import bench, data, doctor, evaluate, info, predict, train
 from tritoncaps.data import DataError
+from tritoncaps.extras import MissingPackageError
 from tritoncaps.training import CheckpointError, ConfigError, DivergedError
 from tritoncaps.version import __version__
 
-OK, FAILED, DIVERGED, INTERRUPTED = 0, 1, 3, 130
+OK, FAILED, WRONG_USAGE, DIVERGED, INTERRUPTED = 0, 1, 2, 3, 130
 
 EPILOG = """\
 examples:
@@ -29,7 +31,9 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupte
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    args = parser().parse_args(given)
+    args, unknown = parser().parse_known_args(given)
+    if unknown:
+        args.parser.error(f"there is no argument {unknown[0]!r}")
     try:
         return args.run(args)
     except KeyboardInterrupt:
@@ -44,8 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DIVERGED if isinstance(error, DivergedError) else FAILED
 
 
+class Parser(argparse.ArgumentParser):
+    """Wrong usage gets one line, as every error does; argparse would print all flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USAGE, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="tritoncaps",
         description="Capsule networks: train, evaluate, look into them.",
         epilog=EPILOG,
@@ -67,13 +78,13 @@ def parser() -> argparse.ArgumentParser:
         )
         module.add(command)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, parser=command)
     return top
 
 
 def _sentence(error: Exception) -> str:
     """One line. Errors that are not our own say what they are."""
     text = " ".join(str(error).split())
-    if isinstance(error, (DataError, ConfigError, CheckpointError, DivergedError)):
+    if isinstance(error, (DataError, ConfigError, CheckpointError, DivergedError, MissingPackageError)):
         return text
     return f"{type(error).__name__}: {text} (--debug shows where)"

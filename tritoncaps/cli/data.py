@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from tritoncaps.data import DATASETS, DataError, data_folder, load
 from tritoncaps.data.download import fetch
-from tritoncaps.data.sources import SOURCES
+from tritoncaps.data.sources import SOURCES, Source
 from tritoncaps.data.toynorb import load_toynorb
+from tritoncaps.extras import require
+from tritoncaps.training.pictures import check_folder, contact_sheet
+from tritoncaps.waiting import Waiting
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +53,11 @@ def _list(folder: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows))
         return 0
+    names, descriptions = (max(len(str(row[key])) for row in rows) for key in ("name", "description"))
     print(f"in {folder}:")
     for row in rows:
         state = "here" if row["here"] else f"get it with `tritoncaps data get {row['name']}`"
-        print(f"  {row['name']:<14} {row['description']:<48} {state}")
+        print(f"  {row['name']:<{names}}  {row['description']:<{descriptions}}  {state}")
     return 0
 
 
@@ -68,38 +71,28 @@ def _is_here(name: str, folder: Path) -> bool:
 
 
 def _get(name: str, folder: Path) -> int:
+    require("tqdm", "data get", "train")
     if name == "toynorb":
         for split in ("train", "test"):
             print(f"ToyNORB {split}: {len(load_toynorb(split, folder))} pairs in {folder / 'toynorb'}")
         return 0
     for part in DATASETS[name].files:
         for source in SOURCES[part]:
-            with _Bar(source.name, source.size) as bar:
-                print(fetch(source, folder / part, bar.report))
+            print(_download(source, folder / part))
     return 0
 
 
-class _Bar:
-    """tqdm as fetch reports to it."""
-
-    def __init__(self, name: str, size: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=size, desc=name, unit="B", unit_scale=True, leave=False)
-
-    def report(self, name: str, done: int, size: int) -> None:
-        self._bar.update(done - self._bar.n)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._bar.close()
+def _download(source: Source, folder: Path) -> Path:
+    with Waiting(f"downloading {source.name}", source.size, "B") as shown:
+        return fetch(source, folder, lambda name, done, size: shown.reach(done))
 
 
 def _show(name: str, folder: Path, split: str, out: Path) -> int:
-    from tritoncaps.training.pictures import contact_sheet
-
-    contact_sheet(load(name, split, folder), out)
+    require("matplotlib", "data show", "train")
+    check_folder("--out", out)
+    data = load(name, split, folder)
+    channels, height, width = data.shape
+    images = "stereo pairs" if channels == 2 else "images"
+    contact_sheet(data, out, f"{name}, {split}: some of {len(data):,} {images} of {height}x{width}")
     print(out)
     return 0

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         "system": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "threads": torch.get_num_threads(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "devices": [{"device": str(d), "name": n, "backend": _backend(d)} for d, n in _devices()],
         "caches": {"kernels": _kernel_cache(), "data": _data_cache()},
         "self-test": [_self_test(device) for device, _ in _devices()],
@@ -108,7 +109,9 @@ def _text(report: dict[str, Any]) -> str:
         f"tritoncaps {report['tritoncaps']}, Python {report['python']}, {report['system']}",
         f"packages: {packages}" + (f"; not installed: {missing}" if missing else ""),
         *(f"device {d['device']} ({d['name']}): backend {d['backend']}" for d in report["devices"]),
-        f"threads: {report['threads']}",
+        f"threads: {report['threads']}; OMP_WAIT_POLICY={report['wait_policy'] or ''}",
+        "  commands set it to PASSIVE, so that torch's threads do not spin while they wait; programs of your own",
+        "  need it in their environment before torch is imported, or they lose much time on a busy machine",
         *(
             f"cache of {name}: {c['files']} files, {c['bytes'] / 1e6:.1f} MB in {c['folder']}"
             for name, c in report["caches"].items()

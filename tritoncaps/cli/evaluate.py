@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from tritoncaps.data import data_folder
+from tritoncaps.data.images import degrees
 from tritoncaps.data.pipeline import CROPS
 from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training import evaluate, load_network, pipeline_of
@@ -84,10 +85,17 @@ def _text(numbers: dict[str, Any], by: str | None) -> str:
     lines = [f"{numbers['data']}, {images} test images: accuracy {numbers['accuracy']:.2%}"]
     lines += [f"{name} views: {numbers[name]:.2%}" for name in ("familiar", "novel") if name in numbers]
     if by:
-        lines += [f"{by} {value}: {accuracy:.2%}" for value, accuracy in numbers[by].items()]
+        values = {degrees(by, value): accuracy for value, accuracy in numbers[by].items()}
+        width = max(map(len, values))
+        lines += [f"{by} {value:>{width}}: {accuracy:7.2%}" for value, accuracy in values.items()]
     if "confusion" in numbers:
-        width = max(map(len, numbers["classes"])) + 2
-        lines.append("true class in rows, predicted class in columns:")
-        for name, row in zip(numbers["classes"], numbers["confusion"], strict=True):
-            lines.append(f"{name:>{width}} " + " ".join(f"{count:>6}" for count in row))
+        lines += ["", "true class in rows, predicted class in columns:"]
+        lines += _table(numbers["classes"], numbers["confusion"])
     return "\n".join(lines)
+
+
+def _table(classes: list[str], confusion: list[list[int]]) -> list[str]:
+    """Counts under the names of the predicted classes."""
+    rows = [["", *classes], *([name, *map(str, row)] for name, row in zip(classes, confusion, strict=True))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

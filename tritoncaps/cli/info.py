@@ -17,7 +17,7 @@ from pathlib import Path
 from tritoncaps.data import DATASETS
 from tritoncaps.training import NETWORKS, Config, ConfigError, Task
 from tritoncaps.training.own import find_all, with_network
-from tritoncaps.training.pictures import learning_curve
+from tritoncaps.training.pictures import check_folder, learning_curve
 from tritoncaps.training.saved import load_network, task_by_name
 from tritoncaps.training.summary import summarise
 from tritoncaps.training.task import build_network
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.curve:
         if not args.run_folder:
             raise ConfigError("--curve needs the folder of a run, with --run")
+        check_folder("--curve", args.curve)
         learning_curve(Path(args.run_folder), args.curve)
     own = find_all(model=args.model).get("network")
     if args.run_folder:

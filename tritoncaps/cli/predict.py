@@ -1,7 +1,9 @@
 """name what is in pictures
 
 A picture is scaled to the size of the network's images. A network for stereo pairs takes one picture with the left
-and the right image side by side; a picture that is not twice as wide as high is shown to both eyes.
+and the right image side by side; a picture that is not twice as wide as high is shown to both eyes. Transparent parts
+become white under dark ink and black under bright ink. A file that is not a picture is named, the others go on, and
+the exit code is 1.
 
 examples:
   tritoncaps predict --pretrained mnist seven.png                     a network that comes with the package
@@ -14,12 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tritoncaps.data import DATASETS, DataError
+from tritoncaps.extras import require
 from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
 from tritoncaps.training.own import find_all
@@ -39,14 +44,24 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require("PIL", "predict", "train")
     if args.pretrained:
         network, config, _ = load_pretrained_network(args.pretrained)
     else:
         network, config = load_network(args.run_folder, find_all(model=args.model).get("network"))
     entry = DATASETS[config.data]
     channels = 1 if config.mono else entry.shape[0]
+    broken = 0
     for path in args.images:
-        pixels = read_picture(path, channels, *entry.shape[1:])
+        try:
+            pixels = read_picture(path, channels, *entry.shape[1:])
+        except DataError as error:
+            broken += 1
+            if args.json:
+                print(json.dumps({"image": str(path), "error": str(error)}))
+            else:
+                print(f"tritoncaps predict: {error}", file=sys.stderr)
+            continue
         pixels = 255 - pixels if args.invert else pixels
         with torch.no_grad():
             crops = pipeline_of(config).test(pixels[None], args.crops)
@@ -57,28 +72,45 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({"image": str(path), "class": entry.classes[best[0]], "scores": by_class}))
         else:
             print(f"{path}: " + ", ".join(f"{entry.classes[k]} ({scores[k]:.2f})" for k in best))
-    return 0
+    return 1 if broken else 0
 
 
 def read_picture(path: Path, channels: int, height: int, width: int) -> Tensor:
     """Bytes [channels, height, width]: grey for one channel, a stereo pair for two, colour for three."""
+    from PIL import Image
+
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise DataError("predict needs the package pillow: pip install 'tritoncaps[train]'") from None
-    try:
-        with Image.open(path) as picture:
-            picture = picture.convert("RGB" if channels == 3 else "L")
+        with Image.open(path) as file:
+            picture = _on_paper(file, path).convert("RGB" if channels == 3 else "L")
     except FileNotFoundError:
         raise DataError(f"there is no picture {path}") from None
-    except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"{path} is not a readable picture ({error})") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is not a readable picture ({' '.join(str(error).split())})") from None
     if channels == 2:
         half = picture.width // 2
         stereo = picture.width == 2 * picture.height
         boxes = [(0, 0, half, picture.height), (half, 0, 2 * half, picture.height)] if stereo else [None, None]
         return torch.cat([_bytes(picture.resize((width, height), box=box)) for box in boxes])
     return _bytes(picture.resize((width, height)))
+
+
+def _on_paper(picture: Any, path: Path) -> Any:
+    """A picture with transparent parts on white paper if its ink is dark, otherwise on black, and says so."""
+    from PIL import Image, ImageStat
+
+    if "A" not in picture.getbands() and "transparency" not in picture.info:
+        return picture
+    picture = picture.convert("RGBA")
+    ink = picture.getchannel("A")
+    if ink.getextrema()[0] == 255:  # transparent nowhere
+        return picture
+    shown = ink.point(lambda a: 255 if a >= 128 else 0)
+    is_dark = not shown.getbbox() or ImageStat.Stat(picture.convert("L"), mask=shown).mean[0] < 128
+    colour = "white" if is_dark else "black"
+    print(f"{path}: transparent parts are taken for {colour}", file=sys.stderr)
+    paper = Image.new("RGBA", picture.size, colour)
+    paper.alpha_composite(picture)
+    return paper
 
 
 def _bytes(picture: object) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import MISSING, fields, replace
+from dataclasses import Field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from tritoncaps.training import Config, Result, load_checkpoint, read_config, train
@@ -24,6 +24,7 @@ from tritoncaps.training.own import find_all
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "tritoncaps train [--config FILE] [--resume RUN] [--json] [--SETTING VALUE ..]"
     parser.add_argument("--config", metavar="FILE", help="settings of a TOML or YAML file; flags come on top")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else")
@@ -31,8 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     settings = parser.add_argument_group("settings, in flags or in the file")
     for item in fields(Config):
         kind = (get_args(kinds[item.name]) or (kinds[item.name],))[0]
-        default = "" if item.default in (None, MISSING) else f" [{item.default}]"
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": item.metadata["help"] + default}
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(item)}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
@@ -43,6 +43,14 @@ def add(parser: argparse.ArgumentParser) -> None:
             elif item.metadata["own"]:
                 options |= {"choices": None, "metavar": f"{{{','.join(choices)},MODULE:FUNCTION}}"}
         settings.add_argument(flag(item.name), **options)
+
+
+def _help(item: Field) -> str:
+    """With the default in brackets, unless the sentence ends with them."""
+    text = item.metadata["help"]
+    if item.default is None or text.endswith("]"):
+        return text
+    return f"{text} [{'no' if item.default is False else item.default}]"
 
 
 def run(args: argparse.Namespace) -> int:

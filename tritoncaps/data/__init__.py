@@ -23,6 +23,7 @@ from tritoncaps.data.norb import CATEGORIES, load_smallnorb
 from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.data.svhn import load_svhn
 from tritoncaps.data.toynorb import load_toynorb
+from tritoncaps.waiting import Waiting
 
 __all__ = [
     "DATASETS",
@@ -83,4 +84,8 @@ def load(name: str, split: str, data_dir: str | os.PathLike | None = None) -> Im
         raise ValueError(f"data must be one of {', '.join(DATASETS)}, but it is {name!r}")
     if split not in SPLITS:
         raise ValueError(f"split must be 'train' or 'test', but it is {split!r}")
-    return DATASETS[name].load(split, data_folder(data_dir))
+    entry = DATASETS[name]
+    if not entry.files:  # ToyNORB says itself how far it is
+        return entry.load(split, data_folder(data_dir))
+    with Waiting(f"reading the files of {name}, {split}"):
+        return entry.load(split, data_folder(data_dir))

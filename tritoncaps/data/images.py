@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageSet(Dataset):
     """``images`` uint8 [N, C, H, W], ``labels`` [N], the ``classes``' names, and ``factors`` [N] such as azimuth."""
 
@@ -18,6 +18,11 @@ class ImageSet(Dataset):
     labels: Tensor
     classes: tuple[str, ...]
     factors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        size = "x".join(map(str, self.images.shape[1:]))
+        factors = f"; {', '.join(self.factors)}" if self.factors else ""
+        return f"ImageSet({len(self):,} images of {size}; {len(self.classes)} classes{factors})"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -69,6 +74,12 @@ class ImageSet(Dataset):
     def mono(self) -> ImageSet:
         """The first channel alone."""
         return replace(self, images=self.images[:, :1])
+
+
+def degrees(factor: str, value: int) -> str:
+    """A value of a factor as people read it: angles in degrees, where smallNORB counts steps."""
+    angle = {"azimuth": 10 * value, "elevation": 30 + 5 * value}.get(factor)
+    return str(value) if angle is None else f"{angle}°"
 
 
 def familiar_views(data: ImageSet, factor: str) -> Tensor:

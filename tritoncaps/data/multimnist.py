@@ -29,6 +29,10 @@ class MultiMNIST(Dataset):
         kinds = range(len(self.classes))
         self._others = [np.flatnonzero(digits.labels.numpy() != kind) for kind in kinds]
 
+    def __repr__(self) -> str:
+        size = "x".join(map(str, self.shape))
+        return f"MultiMNIST({len(self):,} images of {size}; two of {len(self.classes)} classes in each)"
+
     def __len__(self) -> int:
         return len(self.digits) * self.pairs
 

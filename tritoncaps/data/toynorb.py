@@ -7,7 +7,6 @@ units. Toys are moved, scaled and tilted a little from view to view, so that no 
 
 from __future__ import annotations
 
-import logging
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -20,6 +19,7 @@ from tritoncaps.data.files import write_atomically
 from tritoncaps.data.images import ImageSet
 from tritoncaps.data.norb import CATEGORIES
 from tritoncaps.data.toys import Toy, make_toy
+from tritoncaps.waiting import waiting
 
 VERSION = 1  # of what is rendered: part of the cache's name
 SIZE = 48
@@ -33,15 +33,12 @@ EYES = 0.35  # between the two eyes
 # direction from azimuth and elevation in degrees, and brightness
 LIGHTINGS = ((20, 80, 1.1), (110, 55, 1.0), (230, 50, 1.0), (320, 50, 0.85), (60, 45, 0.7), (180, 60, 1.25))
 
-_LOG = logging.getLogger("tritoncaps")
-
 
 def load_toynorb(split: str, folder: Path, seed: int = 0) -> ImageSet:
     """From the cache in ``folder``, or rendered and cached."""
     path = folder / "toynorb" / f"toynorb-{VERSION}-{seed}-{split}.npy"
     images = _cached(path)
     if images is None:
-        _LOG.info("rendering ToyNORB's %s images", split)
         images = render_split(split, seed)
         try:
             write_atomically(path, lambda file: np.save(file, images))
@@ -63,7 +60,7 @@ def render_split(split: str, seed: int = 0) -> np.ndarray:
     toys = list(product(range(len(CATEGORIES)), INSTANCES[split]))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         images = pool.map(lambda toy: render_toy(seed, *toy), toys)
-        return np.concatenate(list(images))
+        return np.concatenate(list(waiting(f"rendering ToyNORB's {split} toys, once", images, len(toys))))
 
 
 def render_toy(seed: int, category: int, instance: int) -> np.ndarray:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7) -> None:
-    """The largest error is below ``tolerance`` times the largest expected value (or one)."""
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7, least: float = 1e-3) -> None:
+    """The largest error is below ``tolerance`` times the largest expected value (or ``least``)."""
     error, report = _error(name, actual, expected)
-    allowed = tolerance * max(1.0, _largest(expected))
+    allowed = tolerance * max(least, _largest(expected))
     assert error <= allowed, f"{report}; allowed {allowed:.3g}"
 
 

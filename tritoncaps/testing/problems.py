@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tritoncaps import reference
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing import EMRouting
 from tritoncaps.routing_map import RoutingMap
@@ -17,14 +20,14 @@ Route = Callable[..., Capsules]
 LAYOUTS = ("contiguous", "types last", "sliced", "expanded")
 
 
-class Inputs(NamedTuple):
-    """The tensors of an EM routing, in the order in which a route takes them."""
+@cache
+def inputs_of(names: tuple[str, ...]) -> Any:
+    """A named tuple of a routing's tensors, in the order in which a route takes them: ``poses``, ``activations``,
+    ``weight``, and the routing's parameters."""
+    return namedtuple("Inputs", ("poses", "activations", "weight", *names))  # type: ignore[misc]
 
-    poses: Tensor
-    activations: Tensor
-    weight: Tensor
-    beta_u: Tensor
-    beta_a: Tensor
+
+Inputs = inputs_of(EMRouting.parameter_names)  # of EM routing
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Problem:
     """N ``images`` of ``in_caps`` types, routed to ``out_caps`` types over ``routing_map``."""
 
     routing_map: RoutingMap
-    routing: EMRouting = field(default_factory=EMRouting)
+    routing: Any = field(default_factory=EMRouting)  # a MixtureRouting
     images: int = 2
     in_caps: int = 3
     out_caps: int = 4
@@ -43,7 +46,7 @@ class Problem:
         """The same problem, except for ``changes``."""
         return replace(self, **changes)
 
-    def inputs(self, dtype: torch.dtype = torch.float64, requires_grad: bool = False) -> Inputs:
+    def inputs(self, dtype: torch.dtype = torch.float64, requires_grad: bool = False) -> Any:
         """The tensors: the same numbers in every dtype, rounded."""
         generator = torch.Generator().manual_seed(self.seed)
         children = (self.images, self.in_caps, *self.routing_map.in_size)
@@ -51,19 +54,38 @@ class Problem:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        tensors = Inputs(
+        tensors = (
             normal(*children, 4, 4),
             torch.rand(children, generator=generator, dtype=torch.float64),
             0.5 * normal(self.routing_map.num_weights, self.in_caps, self.out_caps, 4, 4),
-            normal(self.out_caps),
-            normal(self.out_caps),
+            *(normal(self.out_caps) for _ in self.routing.parameter_names),
         )
         poses, activations, *parameters = (x.to(dtype) for x in tensors)
-        laid_out = Inputs(lay_out(poses, self.layout), lay_out(activations, self.layout), *parameters)
-        return Inputs(*(x.requires_grad_(requires_grad) for x in laid_out))
+        laid_out = (lay_out(poses, self.layout), lay_out(activations, self.layout), *parameters)
+        return inputs_of(self.routing.parameter_names)(*(x.requires_grad_(requires_grad) for x in laid_out))
 
-    def solve(self, route: Route, inputs: Inputs) -> Capsules:
+    def solve(self, route: Route, inputs: Any) -> Capsules:
         return route(*inputs, routing_map=self.routing_map, routing=self.routing)
+
+
+def route_on(backend: str | None) -> Route:
+    """The route of a layer with that backend, for any routing of matrix capsules."""
+
+    def route(
+        poses: Tensor, activations: Tensor, weight: Tensor, *given: Tensor, routing_map: RoutingMap, routing: Any
+    ) -> Capsules:
+        parameters = dict(zip(routing.parameter_names, given, strict=True))
+        return routing.route(Capsules(poses, activations), weight, parameters, routing_map, backend)
+
+    return route
+
+
+def by_reference(
+    poses: Tensor, activations: Tensor, weight: Tensor, *given: Tensor, routing_map: RoutingMap, routing: Any
+) -> Capsules:
+    """The definition: `reference.mixture_routing`."""
+    parameters = dict(zip(routing.parameter_names, given, strict=True))
+    return reference.mixture_routing(poses, activations, weight, parameters, routing_map, routing)
 
 
 def lay_out(x: Tensor, layout: str) -> Tensor:
@@ -85,6 +107,6 @@ def gradients(problem: Problem, route: Route, dtype: torch.dtype = torch.float64
     capsules = problem.solve(route, inputs)
     generator = torch.Generator().manual_seed(problem.seed + 1)
     cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(dtype) for x in capsules]
-    grads = torch.autograd.grad(capsules, inputs, cotangents)
+    grads = torch.autograd.grad(capsules, inputs, cotangents, materialize_grads=True)
     named = {"poses": capsules.poses, "activations": capsules.activations}
-    return named | {f"gradient of {name}": g for name, g in zip(Inputs._fields, grads, strict=True)}
+    return named | {f"gradient of {name}": g for name, g in zip(inputs._fields, grads, strict=True)}

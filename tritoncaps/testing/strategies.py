@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hypothesis import strategies as st
 
-from tritoncaps.routing import EMRouting
+from tritoncaps.routing import EMRouting, VBRouting
 from tritoncaps.routing_map import RoutingMap
 from tritoncaps.testing.problems import LAYOUTS, Problem
 
@@ -55,17 +56,40 @@ def em_routings() -> st.SearchStrategy[EMRouting]:
         final_lambda=st.sampled_from([None, 0.1, 2.0]),
         variance_floor=st.sampled_from([1e-4, 1e-2, 0.5]),
         mean_data=st.booleans(),
-        competition=st.sampled_from(["global", "local"]),
-        gradient=st.sampled_from(["all", "last"]),
+        **mixture_options(),
     )
 
 
-def problems(max_types: int = 9, small: bool = False) -> st.SearchStrategy[Problem]:
-    """Whole problems of one to three images."""
+def vb_routings() -> st.SearchStrategy[VBRouting]:
+    """Every option of VBRouting."""
+    return st.builds(
+        VBRouting,
+        iterations=st.integers(1, 4),
+        alpha0=st.sampled_from([1.0, 0.5]),
+        mean0=st.sampled_from([0.0, 3.0]),
+        kappa0=st.sampled_from([1.0, 0.1, 10.0]),
+        nu0=st.sampled_from([17.0, 20.0]),
+        psi0=st.sampled_from([1.0, 0.1]),
+        **mixture_options(),
+    )
+
+
+def mixture_options() -> dict[str, st.SearchStrategy]:
+    """What all mixture routings share, but the iterations."""
+    return {
+        "competition": st.sampled_from(["global", "local"]),
+        "gradient": st.sampled_from(["all", "last"]),
+    }
+
+
+def problems(
+    max_types: int = 9, small: bool = False, routings: st.SearchStrategy[Any] | None = None
+) -> st.SearchStrategy[Problem]:
+    """Whole problems of one to three images, with EM routings or those that are given."""
     return st.builds(
         Problem,
         routing_map=routing_maps(small),
-        routing=em_routings(),
+        routing=em_routings() if routings is None else routings,
         images=st.integers(1, 3),
         in_caps=st.integers(1, max_types),
         out_caps=st.integers(1, max_types),

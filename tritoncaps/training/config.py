@@ -63,7 +63,7 @@ class Config:
     primary_bias: float = _setting(0.0, "of the logits of primary activations, at the start; the authors' code: -1")
     backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
 
-    loss: str = _setting("auto", "loss [the network's own]", LOSSES, own=True)
+    loss: str = _setting("auto", "loss; auto: the network's own", LOSSES, own=True)
     mixup: float = _setting(0.0, "mix pairs of images by shares of Beta(X, X); 0: none")
     margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
     margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from tritoncaps.data import ImageSet, MultiMNIST, Pipeline, familiar_views
 from tritoncaps.training.distributed import World
 from tritoncaps.training.objective import class_scores, correct
+from tritoncaps.waiting import waiting
 
 BATCH = 128
 
@@ -46,7 +47,8 @@ def evaluate(
     confusion = torch.zeros(classes, classes, dtype=torch.long, device=world.device)
     multiple = False
     with torch.no_grad(), autocast(world.device, amp):
-        for indices, images, labels in _batches(data, world, workers):
+        count = -(-len(data) // (BATCH * world.size))
+        for indices, images, labels in waiting("testing", _batches(data, world, workers), count):
             scores = torch.stack([class_scores(network(crop)) for crop in pipeline.test(images, crops)]).mean(dim=0)
             right[indices.to(world.device)] = correct(scores, labels).long()
             multiple = labels.ndim == 2

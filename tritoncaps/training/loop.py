@@ -26,6 +26,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from tritoncaps.data.files import remove_leftovers, write_atomically
 from tritoncaps.data.pipeline import RANDOM_NUMBERS
+from tritoncaps.extras import require
+from tritoncaps.kernels.common.backends import check_installed
 from tritoncaps.training.checkpoint import BEST, LAST, CheckpointError, first_problem, load_checkpoint, save_checkpoint
 from tritoncaps.training.claim import Claim, claim_new
 from tritoncaps.training.config import Config, ConfigError, flag, is_own
@@ -83,6 +85,8 @@ def train(
     loss(outputs, labels)               gives one number, the mean over the images. If it has a method ``set_step``,
                                         this is called with the number of each step.
     """
+    require("tqdm", "training", "train")
+    check_installed(config.backend)
     config = with_own(config, network, data, loss)
     with world(config.device) as w, _claimed(config, resume, w) as folder:
         saved = load_checkpoint(folder / LAST) if resume else None
@@ -325,9 +329,10 @@ class Trainer:
             self.metrics.add(kind, self.step, accuracy=accuracy, epoch=epoch, seconds=self.seconds, **seen)
             split = "".join(f", {name} views {value:.2%}" for name, value in seen.items())
             self.progress.say(
-                f"epoch {epoch:.4g}, step {self.step}: {kind} accuracy {accuracy:.2%}{split} "
+                f"epoch {epoch:.2f}, step {self.step}: {kind} accuracy {accuracy:.2%}{split} "
                 f"(best {self.best:.2%}), {self.seconds:.0f} s of training"
             )
+            self.metrics.board.add_evaluation(kind, self.step, self.network, data, self.latest)
         self._clock = time.perf_counter()  # the time of evaluations is not counted
 
     def _test_accuracy(self, accuracy: float) -> float:

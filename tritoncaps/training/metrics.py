@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tritoncaps.data.files import DataError, write_atomically
+from tritoncaps.training.board import Board
 
 METRICS = "metrics.jsonl"
 
@@ -20,23 +21,19 @@ class Metrics:
         kept = [row for row in read_metrics(folder) if row["step"] <= step] if step else []
         write_atomically(path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in kept).encode()))
         self._file = open(path, "a", buffering=1)  # noqa: SIM115 - open as long as the run
-        self._board = _tensorboard(folder)
+        self.board = Board(folder)
 
     def add(self, kind: str, step: int, **numbers: Any) -> None:
         try:
             self._file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
         except OSError as error:
             raise DataError(f"{self._path} cannot be written: {error.strerror or error}; checkpoints stay") from error
-        if self._board is not None:
-            for name, value in numbers.items():
-                if isinstance(value, (int, float)):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        self.board.add_scalars(kind, step, numbers)
 
     def close(self) -> None:
         with suppress(OSError):  # what could not be written, again
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self.board.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -50,11 +47,3 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return rows
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))

@@ -106,8 +106,8 @@ def add_data(name: str, load: LoadData, folder: Path) -> None:
         data = loaded.pop(split, None) or _checked(name, split, load(split, folder))[0]
         if (data.shape, data.classes) != (test_shape, classes):
             raise ConfigError(
-                f"--data {name}: images of {_text(data.shape)} in {len(data.classes)} classes to train on do not go "
-                f"with {_text(test_shape)} in {len(classes)} classes to test on"
+                f"--data {name}: training images of {_text(data.shape)} in the classes {', '.join(data.classes)} "
+                f"do not go with test images of {_text(test_shape)} in the classes {', '.join(classes)}"
             )
         return data
 

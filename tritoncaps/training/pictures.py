@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,20 @@ import torch
 
 from tritoncaps.data import ImageSet, MultiMNIST
 from tritoncaps.data.files import DataError, write_atomically
+from tritoncaps.extras import require
 from tritoncaps.training.metrics import METRICS, read_metrics
 
 COLUMNS = 12
 RIGHT, WRONG = "#207020", "#c02020"
 
 
-def contact_sheet(data: ImageSet | MultiMNIST, out: Path) -> None:
-    """Two rows of each class: images spread evenly over the data, left eye only; for pairs of digits, any images."""
+def contact_sheet(data: ImageSet | MultiMNIST, out: Path, title: str = "") -> None:
+    """Two rows of each class: images spread evenly over the data, left eye only; for pairs of digits, any images, each
+    under its two classes."""
     if isinstance(data, MultiMNIST):
-        images, *_ = data.__getitems__(range(0, len(data), len(data) // (10 * COLUMNS)))
-        _save_grid(images[: 10 * COLUMNS], ["" for _ in range(10)], out)
+        images, labels, _ = data.__getitems__(range(0, len(data), max(len(data) // (10 * COLUMNS), 1)))
+        names = [" and ".join(data.classes[k] for k in row.nonzero().flatten()) for row in labels[: 10 * COLUMNS]]
+        _save_grid(images[: 10 * COLUMNS], out, title, captions=names)
         return
     rows = 2 if len(data.classes) <= 5 else 1
     chosen = []
@@ -31,18 +35,36 @@ def contact_sheet(data: ImageSet | MultiMNIST, out: Path) -> None:
         # steps that share no divisor with the numbers of views and lights, so that all of them appear
         steps = torch.arange(rows * COLUMNS) * (len(members) // (rows * COLUMNS) * 1.0 + 0.37)
         chosen.append(members[steps.long() % len(members)])
-    names = [name if r == 0 else "" for name in data.classes for r in range(rows)]
-    _save_grid(data.images[torch.cat(chosen)], names, out)
+    _save_grid(data.images[torch.cat(chosen)], out, title, classes=data.classes)
 
 
-def _save_grid(images: torch.Tensor, names: list[str], out: Path) -> None:
+def _save_grid(
+    images: torch.Tensor, out: Path, title: str, classes: Sequence[str] = (), captions: Sequence[str] = ()
+) -> None:
+    """Rows of images, with ``classes`` beside as many rows each, or ``captions`` above each image."""
     plt = pyplot()
-    figure, axes = plt.subplots(len(names), COLUMNS, figsize=(COLUMNS * 0.95, len(names) * 0.86), squeeze=False)
+    rows = -(-len(images) // COLUMNS)
+    # inches: what stands beside, above and between the images
+    beside, above, between = (1.0 if classes else 0.06), 0.34, (0.2 if captions else 0.04)
+    cell = 0.86
+    width, height = beside + COLUMNS * (cell + 0.04), above + rows * (cell + between) + 0.06
+    figure, axes = plt.subplots(rows, COLUMNS, figsize=(width, height), squeeze=False)
+    top = above + (between if captions else 0)
+    figure.subplots_adjust(
+        beside / width, 0.06 / height, 1 - 0.04 / width, 1 - top / height, wspace=0.04 / cell, hspace=between / cell
+    )
     for i, axis in enumerate(axes.flat):
+        if i >= len(images):
+            axis.axis("off")
+            continue
         _draw(axis, images[i])
-    for name, row in zip(names, axes, strict=True):
-        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    figure.subplots_adjust(0.1, 0.005, 0.995, 0.995, wspace=0.04, hspace=0.04)
+        if captions:
+            axis.set_title(captions[i], fontsize=8, pad=2)
+    for k, name in enumerate(classes):
+        share = rows // len(classes)
+        first, last = (axes[k * share + r, 0].get_position() for r in (0, share - 1))
+        figure.text((beside - 0.1) / width, (first.y1 + last.y0) / 2, name, ha="right", va="center", fontsize=10)
+    figure.text(beside / width, 1 - 0.1 / height, title, ha="left", va="top", fontsize=10)
     save(figure, out)
 
 
@@ -59,14 +81,19 @@ def _draw(axis: Any, image: torch.Tensor) -> None:
 
 
 def pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise DataError("pictures need the package matplotlib: pip install 'tritoncaps[train]'") from None
+    require("matplotlib", "a picture", "train")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     return pyplot
+
+
+def check_folder(flag: str, out: Path) -> None:
+    """Of a picture that a user wants: a mistyped folder is not made."""
+    if not out.absolute().parent.is_dir():
+        raise DataError(f"{flag} {out} cannot be written: there is no folder {out.parent}")
 
 
 def save(figure: Any, out: Path) -> None:
@@ -82,16 +109,18 @@ def learning_curve(folder: Path, out: Path) -> None:
         raise DataError(f"{folder / METRICS} holds no metrics")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    for kind, style in (("train", "-"), ("validation", "o-"), ("test", "o-")):
+    for kind in ("train", "validation", "test"):
         points = [(row["epoch"], 100 * row["accuracy"]) for row in rows if row["kind"] == kind]
         if points:
             label = (
                 "training batches, with augmentation" if kind == "train" else f"{kind}, {points[-1][1]:.2f}% at the end"
             )
-            axis.plot(*zip(*points, strict=True), style, markersize=4, linewidth=1.2, label=label)
+            marker = "" if kind == "train" and len(points) > 1 else "o"  # one point alone is no line
+            axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, linewidth=1.2, label=label)
     axis.set(xlabel="epoch", ylabel="accuracy, %", title=folder.resolve().name)
+    axis.set_xlim(left=0)
     axis.grid(alpha=0.3)
-    axis.legend(loc="lower right", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     save(figure, out)
 
 
@@ -117,7 +146,8 @@ def report(
     _samples(figure, grid[0], data, predictions)
     right = grid[1].subgridspec(2, 1, hspace=0.32)
     _curve(figure.add_subplot(right[0]), curve, lines)
-    _confusion(figure.add_subplot(right[1]), confusion, data.classes)
+    title = "Confusion: what each kind of toy is taken for"
+    _confusion(figure.add_subplot(right[1]), confusion, data.classes, title)
     save(figure, out)
 
 
@@ -131,22 +161,32 @@ def _samples(figure: Any, place: Any, data: ImageSet, predictions: np.ndarray) -
             continue
         _draw(axis, data.images[i])
         true, predicted = data.classes[int(data.labels[i])], data.classes[int(predictions[i])]
-        colour, text = (RIGHT, predicted) if true == predicted else (WRONG, f"{predicted} ({true})")
-        axis.set_title(text, fontsize=6.5, pad=2, color=colour)
+        colour, text = (RIGHT, predicted) if true == predicted else (WRONG, f"{predicted}\n({true})")
+        axis.set_title(text, fontsize=7, pad=2, color=colour, linespacing=1.0)
 
 
 def _curve(axis: Any, curve: list[tuple[float, float]], lines: dict[str, float]) -> None:
     seen, accuracy = zip(*curve, strict=True)
-    axis.plot(seen, [100 * a for a in accuracy], marker="o", markersize=3, label="capsules, new toys")
+    label = f"capsules, new toys: {accuracy[-1]:.1%} at the end"
+    axis.plot(seen, [100 * a for a in accuracy], marker="o", markersize=4, label=label)
     for style, (name, value) in zip(("--", ":", "-."), lines.items(), strict=False):
         axis.axhline(100 * value, linestyle=style, color="gray", linewidth=1.2, label=f"{name}: {value:.1%}")
-    axis.set(xlabel="training images seen", ylabel="test accuracy, %", ylim=(0, 100))
+    axis.set(xlabel="training images seen", ylabel="test accuracy, %", ylim=(0, 100), xlim=(0, 1.05 * max(seen)))
     axis.set_title("Learning curve", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, loc="lower right")
+    axis.legend(fontsize=8, loc="best")
 
 
-def _confusion(axis: Any, confusion: np.ndarray, classes: tuple[str, ...]) -> None:
+def confusion_figure(confusion: np.ndarray, classes: tuple[str, ...]) -> Any:
+    """Which class is taken for which, alone."""
+    side = 2.0 + 0.55 * len(classes)
+    figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
+    _confusion(axis, confusion, classes, "Confusion")
+    axis.tick_params(axis="x", rotation=45 if max(map(len, classes)) > 6 else 0)
+    return figure
+
+
+def _confusion(axis: Any, confusion: np.ndarray, classes: tuple[str, ...], title: str) -> None:
     share = confusion / confusion.sum(axis=1, keepdims=True).clip(1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for i, j in np.ndindex(share.shape):
@@ -155,4 +195,4 @@ def _confusion(axis: Any, confusion: np.ndarray, classes: tuple[str, ...]) -> No
     axis.set_xticks(range(len(classes)), classes, fontsize=8)
     axis.set_yticks(range(len(classes)), classes, fontsize=8)
     axis.set(xlabel="predicted", ylabel="true")
-    axis.set_title("Confusion: what each kind of toy is taken for", fontsize=10)
+    axis.set_title(title, fontsize=10)

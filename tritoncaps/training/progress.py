@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from tritoncaps.training.config import ConfigError
-
 
 class Progress:
     def __init__(self, images: int, done: int, quiet: bool) -> None:
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            raise ConfigError("training needs the package tqdm: pip install 'tritoncaps[train]'") from None
+        from tqdm import tqdm
+
         self.quiet = quiet
         self._write = tqdm.write
         self._bar = tqdm(

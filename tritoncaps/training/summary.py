@@ -54,7 +54,7 @@ class Summary:
 
 
 def summarise(network: nn.Module, task: Task) -> Summary:
-    """Runs one image through the network."""
+    """Runs one image through the network, and through its decoder if it has one."""
     layers: list[Layer] = []
     hooks = [
         module.register_forward_hook(lambda m, i, o, name=name: layers.append(_layer(name, m, i, o)))
@@ -68,7 +68,9 @@ def summarise(network: nn.Module, task: Task) -> Summary:
 
     image = torch.randn(1, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        network(image)
+        outputs = network(image)
+        if getattr(network, "decoder", None) is not None:
+            network.reconstruct(outputs)  # type: ignore[operator]
     for hook in hooks:
         hook.remove()
     for parameter in network.parameters():

@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,15 +18,17 @@ from numba import njit
 
 _LOG = logging.getLogger("tritoncaps")
 _PATIENCE = 2.0  # seconds of compilation before a line is logged
+_SHORT = 0.5  # seconds of a kernel after these: it is compiled, not loaded
 
 _lock = threading.Lock()
 _spent = 0.0
-_announced = False
 _ready: set[Any] = set()  # kernels and the dtypes that they are compiled for
+_kernels: Counter[str] = Counter()  # of each module
 
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile ``function`` at its first call, without the GIL, and cache it on disk."""
+    _kernels[function.__module__] += 1
     return _compiled(function)
 
 
@@ -55,7 +58,7 @@ def ready(dispatcher: Any, dtype: Any, arguments: tuple[Any, ...]) -> None:
     if (dispatcher, dtype) in _ready:
         return
     with _lock:
-        timer = threading.Timer(max(0.0, _PATIENCE - _spent), _announce)
+        timer = threading.Timer(max(_SHORT, _PATIENCE - _spent), _announce, (dispatcher.py_func, dtype))
         timer.daemon = True
         timer.start()
         start = time.monotonic()
@@ -77,11 +80,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
 
 
-def _announce() -> None:
-    global _announced
-    if not _announced:
-        _announced = True
-        _LOG.warning("preparing the CPU kernels: they are compiled once, and loaded from disk from then on")
+def _announce(function: Any, dtype: Any) -> None:
+    """Says which kernel, and how far those of its module are."""
+    module, name = function.__module__, function.__name__.strip("_").removesuffix("_kernel")
+    done = sum(d.py_func.__module__ == module and t == dtype for d, t in tuple(_ready))
+    _LOG.warning(
+        "preparing the CPU kernels, compiled once and then loaded from disk: %s.%s, %s (%d of %d)",
+        module.rsplit(".", 1)[-1],
+        name,
+        dtype,
+        done + 1,
+        _kernels[module],
+    )
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -55,12 +56,17 @@ class _Work:
         self.calls = calls
         self.left: Calls = []
         self.stopped = False
+        self.helpers: list[Future] = []  # of other threads
 
     def __call__(self) -> None:
         for kernel, arguments in self.calls:
             if self.stopped:
                 return
             kernel(*arguments)
+
+    def cancel(self) -> list[Future]:
+        """Helpers that have not started find nothing to do. The others."""
+        return [helper for helper in self.helpers if not helper.cancel()]
 
     def stop(self) -> None:
         """Only tasks that were begun are done; the others are ``left``."""
@@ -75,24 +81,18 @@ def _run(calls: Calls) -> Calls:
     """Make the calls, up to a signal. Those that are left."""
     work = _Work(calls)
     most = max(tasks for _, (_, tasks, *_) in calls)
-    helpers: list[Future] = []
     with watched(work.stop):
         try:
-            helpers = _submit(min(num_threads(), most) - 1, work)
+            _submit(min(num_threads(), most) - 1, work)
             work()
         except BaseException:
             work.stop()
-            _end(helpers)  # they may still write what the next call would use
+            wait(work.cancel())  # they may still write what the next call would use
             raise
+    helpers = work.cancel()
     if work.stopped:
-        _end(helpers)
-    for helper in helpers:
-        helper.cancel()  # one that has not started would find nothing to do
+        wait(helpers)
     return work.left
-
-
-def _end(helpers: list[Future]) -> None:
-    wait([helper for helper in helpers if not helper.cancel()])
 
 
 def run(kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
@@ -107,14 +107,12 @@ def num_threads() -> int:
     return getattr(torchs_threads, "number", None) or torch.get_num_threads()
 
 
-def _submit(count: int, work: _Work) -> list[Future]:
+def _submit(count: int, work: _Work) -> None:
     if count < 1:
-        return []
-    try:
-        with _lock:
-            return [_executor().submit(work) for _ in range(count)]
-    except RuntimeError:  # the interpreter is shutting down: the calling thread does all the work
-        return []
+        return
+    with _lock, suppress(RuntimeError):  # the interpreter is shutting down: the calling thread does all the work
+        for _ in range(count):
+            work.helpers.append(_executor().submit(work))
 
 
 def _executor() -> ThreadPoolExecutor:

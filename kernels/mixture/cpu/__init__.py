@@ -11,6 +11,7 @@ stored_votes.py their micro-kernels
 """
 
 from tritoncaps.kernels.mixture.cpu import stored
+from tritoncaps.kernels.mixture.cpu.backend import BACKEND
 from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
 from tritoncaps.kernels.mixture.cpu.layout import da_shape, edges, log_sums_shape, slopes_shape, statistics_shape
 from tritoncaps.kernels.mixture.cpu.parent_view import (
@@ -23,6 +24,7 @@ from tritoncaps.kernels.mixture.cpu.parent_view import (
 )
 
 __all__ = [
+    "BACKEND",
     "beta_gradients",
     "child_and_weight_gradient",
     "da_shape",

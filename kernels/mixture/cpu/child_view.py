@@ -97,7 +97,7 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
 
 @part
 def assignments_and_gradient(e, n, b, types, R, G, statistics, slopes, log_sum):  # type: ignore[no-untyped-def]
-    """R and G [blocks, edges, lanes] of an iteration, from the statistics before it and its slopes [N, P, blocks, 51,
+    """R and G [blocks, edges, lanes] of an iteration, from the statistics before it and its slopes [N, P, blocks, 67,
     lanes]."""
     lanes, step = e.lanes, e.together * e.edges_count * e.lanes
     children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups

@@ -1,6 +1,7 @@
 """The last sweep of the backward pass: the gradients of poses, activations and weight, of all iterations at once.
 
-    dV_ij = sum_t r_ij (B_j + 2 C_j e) - 2 dl_ij precision_j d,   dl_ij = r_ij (G_ij - da_i), or 0 if R is a constant
+    dV_ij = sum_t r_ij (linear_j + 2 quadratic_j e) - 2 dl_ij precision_j d
+    dl_ij = r_ij (G_ij - da_i), or 0 if R is a constant
     dM_i  = sum_j dV_ij W_ij^T
     da_i  = sum_t sum_j R_ij G_ij
     dW    = sum over images and locations of M_i^T dV_ij
@@ -41,7 +42,7 @@ from tritoncaps.kernels.mixture.iteration import History
 PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
 PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
 
-STATISTICS, SLOPES = Statistic.ROWS, Slope.ROWS
+STATISTICS, SLOPES, MINUS_CENTRE = Statistic.ROWS, Slope.ROWS, Slope.MINUS_CENTRE
 CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
 LATER, ROWS_OF_LATER = Coefficient.LATER, Coefficient.ROWS_OF_LATER
 
@@ -51,7 +52,7 @@ def child_and_weight_gradient(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None where not needed; they are there when the
     plan has run."""
-    edges, dtype = call.edges, history.statistics.dtype
+    edges, dtype = call.edges, history.slopes.dtype
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
     parts = _parts_of_images(edges)
@@ -64,7 +65,7 @@ def child_and_weight_gradient(
         edges,
         parts,
         since,
-        len(history.statistics),
+        len(history.slopes),
         array(dM),
         array(da),
         array(dW),
@@ -95,7 +96,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, blocks, B, K, 16, lanes], from
 
-    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 51, lanes], log_sums [T - 1, 2, N, B, G],
+    statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 67, lanes], log_sums [T - 1, 2, N, B, G],
     mean_slopes (da of an iteration) [T - 1, N, B, G], and one, the number.
     """
     B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
@@ -121,7 +122,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                 for block in range(e.blocks):
                     weight = (block * B + b) * e.weights * vote
                     _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes)
-                    _vote_gradients(e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, statistics)
+                    _vote_gradients(e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, slopes)
                     if needs_weight:
                         own = part * len(e.weight) + weight
                         add_weight_gradients(dW, own, dv, 0, e.poses, children * 16, e.edges, edge, count)
@@ -167,20 +168,20 @@ def _weights_of_votes(  # type: ignore[no-untyped-def]
 def _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes):  # type: ignore[no-untyped-def]
     """coefficients, see `Coefficient`, of a parent's block."""
     parents, parent = e.images * e.parents_count * e.blocks, (n * e.parents_count + p) * e.blocks + block
-    base, rows = (since * parents + parent) * STATISTICS * e.lanes, parents * STATISTICS * e.lanes
-    first_coefficients(coefficients, 0, slopes, (since * parents + parent) * SLOPES * e.lanes)
+    own = (since * parents + parent) * SLOPES * e.lanes
+    first_coefficients(coefficients, 0, slopes, own)
     for later in range(T - since - 1):
         t = since + 1 + later
         later_coefficients(
-            coefficients, (LATER + later * ROWS_OF_LATER) * e.lanes, statistics, base + (t - since) * rows,
-            statistics, base + (t - since - 1) * rows, statistics, base,
-            slopes, (t * parents + parent) * SLOPES * e.lanes,
+            coefficients, (LATER + later * ROWS_OF_LATER) * e.lanes,
+            statistics, ((t - 1) * parents + parent) * STATISTICS * e.lanes,
+            slopes, own + MINUS_CENTRE * e.lanes, slopes, (t * parents + parent) * SLOPES * e.lanes,
         )  # fmt: skip
 
 
 @part
 def _vote_gradients(  # type: ignore[no-untyped-def]
-    e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, statistics
+    e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, slopes
 ):
     """dv [edges, 16, lanes] of the votes of a few child types for a block of types of a parent; sums [types, L, lanes]
     += R G of the first iteration."""
@@ -188,28 +189,29 @@ def _vote_gradients(  # type: ignore[no-untyped-def]
     first, last = edges_of(e, p, types)
     edge, count = first * NUMBERS, last - first
     parents = e.images * e.parents_count * e.blocks
-    base = (since * parents + (n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes
+    parent = since * parents + (n * e.parents_count + p) * e.blocks + block
+    centre = (parent * SLOPES + MINUS_CENTRE) * lanes
     poses = (n * e.child_types + b) * e.children_count * 16
     weight = (block * e.child_types + b) * e.weights * 16 * lanes
     row, size = block * step + first * lanes, e.blocks * step
     if T - since == 1:
         vote_gradients_0(
-            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
             coefficients, 0, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     elif T - since == 2:
         vote_gradients_1(
-            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
             coefficients, 0, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     else:
         vote_gradients_2(
-            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
             coefficients, 0, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     for later in range(2, T - since - 1):
         add_later_gradients(
-            dv, 0, e.poses, poses, e.weight, weight, e.offset, 0, statistics, base,
+            dv, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
             coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows, row + 2 * (later + 1) * size,
             e.edges, edge, count, size,
         )  # fmt: skip

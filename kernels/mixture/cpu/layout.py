@@ -35,11 +35,13 @@ TYPES_TOGETHER = 8  # at most
 
 
 class Statistic:
-    """Rows of what an M-step leaves behind; l = constant - sum_h precision_h (V_h - mean_h)^2."""
+    """Rows of a parent's component, l = constant - sum_h precision_h (V_h - mean_h)^2, and what else an M-step leaves
+    behind."""
 
     MINUS_MEAN = 0
-    PRECISION = 16  # 1 / (2 variance)
-    CONSTANT = 32  # log a - 1/2 sum_h log(2 pi variance_h)
+    PRECISION = 16  # half of the component's: 1 / (2 variance)
+    VARIANCE = 16  # in the place of the precision, where moments are what is asked for
+    CONSTANT = 32  # the component's log_weight: log a - 1/2 sum_h log(2 pi variance_h)
     LOGIT = 33
     SUPPORT = 34
     LOG_VARIANCE = 35  # sum_h log(variance_h)
@@ -47,15 +49,17 @@ class Statistic:
 
 
 class Slope:
-    """Rows of an M-step's slopes, as `kernels.em_routing.History` names them, and what they give to the betas."""
+    """Rows of an iteration's slopes, G = offset + sum_h (linear_h + quadratic_h e_h) e_h with e = V - centre; and what
+    an M-step gives to the betas."""
 
-    TWICE_LINEAR = 0  # 2 B: G needs sums of (2 B + 2 C e) e
-    TWICE_SQUARE = 16  # 2 C
-    SHIFT = 32  # mean before - mean
-    OFFSET = 48  # A
-    BETA_U = 49
-    BETA_A = 50
-    ROWS = 51
+    TWICE_LINEAR = 0  # twice, because G needs sums of (2 linear + 2 quadratic e) e
+    TWICE_QUADRATIC = 16
+    SHIFT = 32  # mean of the components before - centre: e = d + shift
+    MINUS_CENTRE = 48
+    OFFSET = 64
+    BETA_U = 65
+    BETA_A = 66
+    ROWS = 67
 
 
 class Moment:
@@ -68,10 +72,10 @@ class Moment:
 
 
 class Coefficient:
-    """Rows of what the gradient of a parent's votes is made of: first B and 2 C of each entry, in the first iteration
-    that gradients reach."""
+    """Rows of what the gradient of a parent's votes is made of: first linear and 2 quadratic of each entry, in the
+    first iteration that gradients reach."""
 
-    OFFSET = 32  # A
+    OFFSET = 32
     LATER = 33  # of each later iteration, four rows for each entry
     ROWS_OF_LATER = 64
 
@@ -92,6 +96,8 @@ class Number:
     VARIANCE_FLOOR = 1
     MEAN_DATA = 2
     LEAST_SUPPORT = 3
+    SCATTER_FLOOR = 4  # of support times variance
+    COUNT = 5
 
 
 class Edge:
@@ -220,9 +226,9 @@ def _packed_betas(edges: Edges, fit: Fit) -> NDArray:
 
 
 def numbers(call: Call, fit: Fit) -> NDArray:
-    """[4], see `Number`."""
+    """See `Number`."""
     least = least_support(fit.beta_u.dtype)
-    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least], call.edges.poses.dtype)
+    return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least, 0], call.edges.poses.dtype)
 
 
 @kernel

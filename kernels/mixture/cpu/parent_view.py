@@ -45,6 +45,7 @@ from tritoncaps.kernels.mixture.cpu.layout import (
 from tritoncaps.kernels.mixture.cpu.parents import (
     activation,
     activation_backward,
+    collect,
     fit,
     fit_backward,
     likelihood_backward,
@@ -70,7 +71,7 @@ UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 
 def first_m_step(call: Call, fit: Fit, out: Tensor) -> None:
     """Statistics [N, P, blocks, 36, lanes] of votes that are shared equally."""
-    _add(call, _centres_kernel, array(out))
+    add_to_parents(call, _centres_kernel, array(out))
     _m_step(call, fit, UNIFORM, out, out, out.new_empty(0))
 
 
@@ -80,20 +81,50 @@ def em_step(call: Call, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) 
 
 
 def _m_step(call: Call, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
-    """Where a mean turns out to be far from the centre, moments are taken again, about that mean."""
-    edges, statistics, found, log_sums = call.edges, array(centre), array(out), array(log_sum)
-    nothing, parents = found[:0], (betas(call, fit), numbers(call, fit))
+    """Moments, and what the M-step makes of them."""
+    parents = betas(call, fit), numbers(call, fit)
+    before = array(centre)
+    _statistics(call, weights, before, before, array(out), array(log_sum), *parents)
+
+
+def _statistics(
+    call: Call, weights: int, before: Any, centre: Any, out: Any, log_sum: Any, of_types: Any, of_fit: Any
+) -> None:
+    """Fill ``out`` from moments about ``centre``. Where a mean turns out to be far from there, moments are taken again,
+    about that mean. Without betas ``of_types``, the moments themselves are what is asked for."""
+    edges, nothing = call.edges, out[:0]
     for first, images, ranges, moments in _waves(call):
         again, chunks = np.ones(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
-        for about in (statistics, found):
-            given = moments, about, again, statistics, nothing, log_sums, nothing
+        for about in (centre, out):
+            given = moments, about, again, before, nothing, log_sum, nothing
             call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *given)
-            given = found, moments, about, again, *parents
+            given = out, moments, about, again, of_types, of_fit
             call.plan.add(_fit_kernel, chunks, edges, first, images, chunks, ranges, *given)
 
 
+def add_moments_of(call: Call, before: Any, out: Any, log_sum: Any, least: Any) -> None:
+    """Support, mean and variance in the rows of ``out`` [N, P, blocks, 36, lanes], and log_sum [2, N, B, G].
+
+    ``before``: components, then ``out`` holds a guess at the means; or None, then all parents have the same share."""
+    if before is None:
+        add_to_parents(call, _centres_kernel, out)
+        _statistics(call, UNIFORM, out, out, out, log_sum, out[:0], least)
+    else:
+        _statistics(call, ASSIGNMENT, before, out, out, log_sum, out[:0], least)
+
+
+def add_component_gradients(call: Call, before: Any, slopes: Any, log_sum: Any, da: Any, out: Any) -> None:
+    """The moments of dl, summed over all child types, in ``out`` [N, P, blocks, 33, lanes]; and da [N, B, G]."""
+    edges, everywhere = call.edges, np.empty(0, np.bool_)
+    for first, images, ranges, moments in _waves(call):
+        given = moments, before, everywhere, before, slopes, log_sum, da
+        call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, GRADIENT, *given)
+        chunks = _chunks(edges, images)
+        call.plan.add(_total_kernel, chunks, edges, first, images, chunks, ranges, out, moments)
+
+
 def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
-    """da [N, B, G] of iteration t, and the slopes [N, P, blocks, 51, lanes] of iteration t - 1."""
+    """da [N, B, G] of iteration t, and the slopes [N, P, blocks, 67, lanes] of iteration t - 1."""
     edges, known = call.edges, arrays(call, history)
     statistics, before, slopes = known.statistics[t - 1], known.statistics[max(t - 2, 0)], known.slopes[t - 1]
     inputs = known.slopes[t], known.log_sums[t - 1], known.da[t - 1]
@@ -110,17 +141,19 @@ def outputs(call: Call, statistics: Tensor) -> tuple[Tensor, Tensor]:
     """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations."""
     sizes = call.edges.images, call.edges.parent_types, call.edges.parents_count
     poses, activations = statistics.new_empty(*sizes, 16), statistics.new_empty(sizes)
-    _add(call, _outputs_kernel, array(poses), array(activations), array(statistics))
+    add_to_parents(call, _outputs_kernel, array(poses), array(activations), array(statistics))
     call.plan.run()
     return poses.permute(0, 2, 3, 1), activations.transpose(1, 2)
 
 
 def output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
-    """Slopes [N, P, blocks, 51, lanes] of the last M-step, from gradients [N, P, 16, C] and [N, P, C]."""
+    """Slopes [N, P, blocks, 67, lanes] of the last M-step, from gradients [N, P, 16, C] and [N, P, C]."""
     known = arrays(call, history)
     grads = array(grad_poses.permute(0, 3, 1, 2)), array(grad_activations.transpose(1, 2))
     statistics = known.statistics[-1], known.statistics[-2:][0]
-    _add(call, _output_slopes_kernel, known.slopes[-1], *grads, *statistics, betas(call, fit), numbers(call, fit))
+    add_to_parents(
+        call, _output_slopes_kernel, known.slopes[-1], *grads, *statistics, betas(call, fit), numbers(call, fit)
+    )
 
 
 def beta_gradients(call: Call, history: History, since: int) -> tuple[Tensor, Tensor]:
@@ -153,7 +186,7 @@ def _chunks(edges: Edges, images: int) -> int:
     return min(CHUNKS, -(-images * edges.parents_count * edges.blocks // PARENTS))
 
 
-def _add(call: Call, function: Any, *arguments: Any) -> None:
+def add_to_parents(call: Call, function: Any, *arguments: Any) -> None:
     """A kernel that goes from parent to parent, in all images."""
     images = call.edges.images
     chunks = _chunks(call.edges, images)
@@ -265,7 +298,7 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, again, betas, numbers
 ):
     """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], where `again`; that
-    stays where the mean is far from the centre.
+    stays where the mean is far from the centre. Without betas, statistics are support, mean and variance.
     """
     lanes = e.lanes
     total, excess = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(1, e.poses.dtype)
@@ -275,10 +308,28 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
         for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
             if again[index]:
                 _join_moments(e, ranges, index, moments, total)
-                check_centre(excess, 0, total, 0)
+                check_centre(excess, 0, total, 0, numbers, 0)
                 again[index] = excess[0] > 0
                 row, beta = (first * parents + index) * STATISTICS * lanes, index % e.blocks * BETAS * lanes
-                fit(statistics, row, total, 0, centre, row, betas, beta, numbers, 0)
+                if len(betas) > 0:
+                    fit(statistics, row, total, 0, centre, row, betas, beta, numbers, 0)
+                else:
+                    collect(statistics, row, total, 0, centre, row, numbers, 0)
+        task = next_task(counter, tasks)
+
+
+@kernel
+def _total_kernel(counter, tasks, e, first, images, chunks, ranges, out, moments):  # type: ignore[no-untyped-def]
+    """out [N, P, blocks, 33, lanes], moments [images, ranges, blocks, P, 33, lanes] added up over the ranges."""
+    lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
+    parents = e.parents_count * e.blocks
+    task = first_task(counter, tasks)
+    while task < tasks:
+        for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
+            _join_moments(e, ranges, index, moments, total)
+            row = (first * parents + index) * MOMENTS * lanes
+            for i in range(MOMENTS * lanes):
+                out[row + i] = total[i]
         task = next_task(counter, tasks)
 
 
@@ -286,7 +337,7 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
 def _slopes_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, ranges, out, moments, statistics, before, betas, numbers
 ):
-    """out [N, P, blocks, 51, lanes], the slopes of the M-step that left `statistics`, from the moments of dl of the
+    """out [N, P, blocks, 67, lanes], the slopes of the M-step that left `statistics`, from the moments of dl of the
     next iteration; `before` are the statistics still earlier.
     """
     lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
@@ -317,7 +368,7 @@ def _join_moments(e, ranges, index, moments, total):  # type: ignore[no-untyped-
 def _output_slopes_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, slopes, grad_poses, grad_activations, statistics, before, betas, numbers
 ):
-    """slopes [N, P, blocks, 51, lanes] from grad_poses [N, C, P, 16] and grad_activations [N, C, P]."""
+    """slopes [N, P, blocks, 67, lanes] from grad_poses [N, C, P, 16] and grad_activations [N, C, P]."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     gradients = np.zeros(MOMENTS * lanes, e.poses.dtype)
     task = first_task(counter, tasks)

@@ -39,6 +39,19 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
     statistics[Statistic.LOG_VARIANCE] = log_variance
 
 
+def _collect(statistics: Rows, moments: Rows, minus_centre: Rows, numbers: Rows) -> None:
+    """Support, mean and variance of the moments of d = V - centre; the variance stands in the precision's rows."""
+    supported, scale = _inverse_support(moments[Moment.TOTAL], numbers)
+    for h in range(ENTRIES):
+        shift = moments[Moment.FIRST + h] * scale
+        variance = fma(moments[Moment.SECOND + h], scale, -(shift * shift))
+        zero = variance.like(0.0)
+        variance = where(zero > variance, zero, variance)  # rounding alone makes it negative; nan stays
+        statistics[Statistic.MINUS_MEAN + h] = where(supported, minus_centre[h] - shift, 0.0)
+        statistics[Statistic.VARIANCE + h] = where(supported, variance, 0.0)
+    statistics[Statistic.SUPPORT] = moments[Moment.TOTAL]
+
+
 def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows, betas: Rows, numbers: Rows) -> None:
     """The slopes of an M-step from the gradients of the logit, mean and variance that it found."""
     scale = _inverse_support(statistics[Statistic.SUPPORT], numbers)[1]
@@ -55,8 +68,9 @@ def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows,
         square = where(limit > precision, grad_variance * scale, 0.0)
         offset = offset - square * (precision.like(0.5) / precision)
         slopes[Slope.TWICE_LINEAR + h] = gradients[Moment.FIRST + h] * scale * 2.0
-        slopes[Slope.TWICE_SQUARE + h] = square * 2.0
+        slopes[Slope.TWICE_QUADRATIC + h] = square * 2.0
         slopes[Slope.SHIFT + h] = statistics[Statistic.MINUS_MEAN + h] - before[Statistic.MINUS_MEAN + h]
+        slopes[Slope.MINUS_CENTRE + h] = statistics[Statistic.MINUS_MEAN + h]
     slopes[Slope.OFFSET] = offset
     slopes[Slope.BETA_U] = weighted * ENTRIES
     slopes[Slope.BETA_A] = grad_beta_a
@@ -106,6 +120,7 @@ def _log_sigmoid(x: Vector) -> Vector:
 
 
 fit = microkernel(_fit)
+collect = microkernel(_collect)
 fit_backward = microkernel(_fit_backward)
 likelihood_backward = microkernel(_likelihood_backward)
 activation = microkernel(_activation)

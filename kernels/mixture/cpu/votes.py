@@ -38,6 +38,7 @@ from tritoncaps.kernels.common.cpu.simd import (
     where,
 )
 from tritoncaps.kernels.mixture.cpu.layout import Coefficient, Edge, Moment, Slope, Statistic
+from tritoncaps.kernels.mixture.cpu.layout import Number as FitNumber
 
 FAR = 4.0  # standard deviations: the square is what a variance about a wrong centre loses in precision
 
@@ -89,14 +90,14 @@ class _Quadratic:
 
 
 class _Polynomial:
-    """2 sum_h (B_h + C_h e_h) e_h with e = d + shift, in the same order."""
+    """2 sum_h (linear_h + quadratic_h e_h) e_h with e = d + shift, in the same order."""
 
     def __init__(self) -> None:
         self.sums: dict[int, Vector] = {}
 
-    def add(self, h: int, d: Vector, shift: Vector, twice_linear: Vector, twice_square: Vector) -> None:
+    def add(self, h: int, d: Vector, shift: Vector, twice_linear: Vector, twice_quadratic: Vector) -> None:
         deviation = d + shift
-        chain, factor = h % 4, fma(twice_square, deviation, twice_linear)
+        chain, factor = h % 4, fma(twice_quadratic, deviation, twice_linear)
         self.sums[chain] = fma(factor, deviation, self.sums[chain]) if chain in self.sums else factor * deviation
 
     def value(self) -> Vector:
@@ -162,13 +163,13 @@ def _likelihoods_and_gradients(
     edges: Numbers,
     count: Number,
 ) -> None:
-    """l, and G = A + sum_h (B_h + C_h e_h) e_h."""
+    """l, and G = offset + sum_h (linear_h + quadratic_h e_h) e_h."""
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
         quadratic, polynomial = _Quadratic(), _Polynomial()
         for h, x in _deviations(poses, weight, offset, parent):
             quadratic.add(h, x, parent[Statistic.PRECISION + h])
-            rows = (slopes[row + h] for row in (Slope.SHIFT, Slope.TWICE_LINEAR, Slope.TWICE_SQUARE))
+            rows = (slopes[row + h] for row in (Slope.SHIFT, Slope.TWICE_LINEAR, Slope.TWICE_QUADRATIC))
             polynomial.add(h, x, *rows)
         at(l, i)[0] = parent[Statistic.CONSTANT] - quadratic.value()
         at(G, i)[0] = fma(polynomial.value(), 0.5, slopes[Slope.OFFSET])
@@ -308,16 +309,19 @@ def _add_moments(
                 moments[Moment.SECOND + h] = moments[Moment.SECOND + h] + sums[4 + j]
 
 
-def _check_centre(excess: Rows, moments: Rows) -> None:
-    """excess, a number, is positive where the variance has cancelled: where the mean is FAR from the centre."""
+def _check_centre(excess: Rows, moments: Rows, numbers: Rows) -> None:
+    """excess, a number, is positive where the variance has cancelled: where the mean is FAR from the centre, in units
+    of the standard deviation, or of the least that matters to the fit."""
     total = moments[Moment.TOTAL]
     scale = where(total > 0.0, total, 1.0)
     scale = scale.like(1.0) / scale
+    least = numbers.broadcast(FitNumber.SCATTER_FLOOR) * scale
+    floor = numbers.broadcast(FitNumber.VARIANCE_FLOOR)
     worst = None
     for h in range(16):
         mean = moments[Moment.FIRST + h] * scale
         variance = fma(moments[Moment.SECOND + h], scale, -(mean * mean))
-        over = fma(variance, -(FAR**2), mean * mean)
+        over = fma(maximum(variance, floor) + least, -(FAR**2), mean * mean)
         worst = over if worst is None else maximum(worst, over)
     assert worst is not None
     excess.set_element(0, across(maximum, worst))
@@ -338,21 +342,22 @@ def _sum_moments(total: Rows, moments: Rows) -> None:
 
 
 def _first_coefficients(coefficients: Rows, slopes: Rows) -> None:
-    """B and 2 C of every entry, and A."""
+    """linear and 2 quadratic of every entry, and the offset."""
     for h in range(16):
         coefficients[2 * h] = slopes[Slope.TWICE_LINEAR + h] * 0.5
-        coefficients[2 * h + 1] = slopes[Slope.TWICE_SQUARE + h]
+        coefficients[2 * h + 1] = slopes[Slope.TWICE_QUADRATIC + h]
     coefficients[Coefficient.OFFSET] = slopes[Slope.OFFSET]
 
 
-def _later_coefficients(coefficients: Rows, parent: Rows, before: Rows, base: Rows, slopes: Rows) -> None:
-    """What r and dl add to the factor of d in dV, and to its constant, for every entry; d = V - mean of `base`."""
+def _later_coefficients(coefficients: Rows, before: Rows, minus_origin: Rows, slopes: Rows) -> None:
+    """What r and dl add to the factor of d in dV, and to its constant, for every entry; d = V - origin."""
     for h in range(16):
-        origin = base[Statistic.MINUS_MEAN + h]
-        shift, shift_before = (x[Statistic.MINUS_MEAN + h] - origin for x in (parent, before))
-        twice_square, steepness = slopes[Slope.TWICE_SQUARE + h], before[Statistic.PRECISION + h] * -2.0
-        coefficients[4 * h] = twice_square
-        coefficients[4 * h + 1] = fma(twice_square, shift, slopes[Slope.TWICE_LINEAR + h] * 0.5)
+        origin = minus_origin[h]
+        shift = slopes[Slope.MINUS_CENTRE + h] - origin
+        shift_before = before[Statistic.MINUS_MEAN + h] - origin
+        twice_quadratic, steepness = slopes[Slope.TWICE_QUADRATIC + h], before[Statistic.PRECISION + h] * -2.0
+        coefficients[4 * h] = twice_quadratic
+        coefficients[4 * h + 1] = fma(twice_quadratic, shift, slopes[Slope.TWICE_LINEAR + h] * 0.5)
         coefficients[4 * h + 2] = steepness
         coefficients[4 * h + 3] = steepness * shift_before
 
@@ -371,8 +376,8 @@ def _vote_gradients(
     count: Number,
     rows_step: Number,
 ) -> None:
-    """dV = r (B + 2 C d) of the first iteration, whose d this is, and r (B + 2 C e) - 2 dl precision d of `later`
-    others; total of each edge's child += R G of the first iteration.
+    """dV = r (linear + 2 quadratic d) of the first iteration, about whose centre this d is, and r (linear + 2 quadratic
+    e) - 2 dl precision d of `later` others; total of each edge's child += R G of the first iteration.
 
     rows: r and R of the first iteration, then r and dl of each of the others, `rows_step` apart.
     """
@@ -415,7 +420,7 @@ def _add_later_gradients(
     count: Number,
     rows_step: Number,
 ) -> None:
-    """dV += r (B + 2 C e) - 2 dl precision d of one more iteration, whose r and dl are in `rows`."""
+    """dV += r (linear + 2 quadratic e) - 2 dl precision d of one more iteration, whose r and dl are in `rows`."""
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
         here, out = at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))

@@ -1,0 +1,183 @@
+"""The CPU backend of mixture routings: `kernels.mixture.backend.MixtureBackend` on the views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.cpu.arrays import array
+from tritoncaps.kernels.common.cpu.workspace import scratch
+from tritoncaps.kernels.common.numerics import POSE, least_support, widen
+from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
+from tritoncaps.kernels.mixture.cpu.components import (
+    pack_centre,
+    pack_components,
+    pack_slopes,
+    unpack_component_gradients,
+    unpack_moments,
+)
+from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
+from tritoncaps.kernels.mixture.cpu.layout import (
+    Call,
+    Moment,
+    Number,
+    da_shape,
+    edges,
+    log_sums_shape,
+    slopes_shape,
+    statistics_shape,
+    vectors,
+)
+from tritoncaps.kernels.mixture.cpu.parent_view import add_component_gradients, add_moments_of, add_to_parents
+from tritoncaps.kernels.mixture.iteration import History
+
+
+class CPUMixture:
+    """Every method plans its kernels and runs them all at once."""
+
+    def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        N, P, C = _parents(source)
+        numbers = source.poses.new_empty(N, C, P, dtype=source.dtype)
+        matrices = source.poses.new_empty(N, C, P, POSE, dtype=source.dtype)
+        return numbers.transpose(1, 2), matrices.permute(0, 2, 3, 1)
+
+    def empty_child_gradients(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        shape = source.activations.shape
+        return source.poses.new_empty(*shape, 4, 4), source.activations.new_empty(shape)
+
+    def empty_log_sum(self, source: VoteSource) -> Tensor:
+        images, types, _ = source.activations.shape
+        return source.poses.new_empty(log_sums_shape(images, source.groups, types), dtype=source.dtype)
+
+    def empty_da(self, source: VoteSource) -> Tensor:
+        images, types, _ = source.activations.shape
+        return source.poses.new_empty(da_shape(images, source.groups, types), dtype=source.dtype)
+
+    def moments(
+        self, source: VoteSource, before: Components | None, scatter_floor: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        call = pack(source)
+        support, mean = self.empty_parents(source)
+        variance = torch.empty_like(mean)
+        log_sum = support.new_empty(0) if before is None else self.empty_log_sum(source)
+        found = array(_rows("statistics", source, statistics_shape))
+        numbers = np.zeros(Number.COUNT, found.dtype)
+        numbers[Number.LEAST_SUPPORT] = least_support(source.dtype)
+        numbers[Number.SCATTER_FLOOR] = scatter_floor
+        rows = None
+        if before is not None:
+            rows = _pack_components(call, source, [before])[0]
+            add_to_parents(call, pack_centre, found, _memory(before.mean if before.centre is None else before.centre))
+        add_moments_of(call, rows, found, array(log_sum), numbers)
+        add_to_parents(call, unpack_moments, *map(_memory, (support, mean, variance)), found)
+        call.plan.run()
+        return support, mean, variance, log_sum
+
+    def component_gradients(
+        self, source: VoteSource, before: Components, log_sum: Tensor, slopes: Slopes
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        call = pack(source)
+        grad_log_weight, grad_mean = self.empty_parents(source)
+        grad_precision, da = torch.empty_like(grad_mean), self.empty_da(source)
+        components = _pack_components(call, source, [before])
+        rows = _pack_slopes(call, source, components, [slopes])
+        total = array(_rows("totals", source, _moments_shape))
+        add_component_gradients(call, components[0], rows[1], array(log_sum), array(da), total)
+        grads = map(_memory, (grad_mean, grad_precision, grad_log_weight))
+        add_to_parents(call, unpack_component_gradients, *grads, total, components[0])
+        call.plan.run()
+        return grad_mean, grad_precision, grad_log_weight, da
+
+    def gradients(
+        self,
+        source: VoteSource,
+        components: Sequence[Components],
+        log_sums: Sequence[Tensor],
+        slopes: Sequence[Slopes],
+        da: Sequence[Tensor],
+        needs_children: bool,
+        needs_weight: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        call = pack(source)
+        since = len(components) - len(slopes) + 1  # 1 if the first slopes have components of their own
+        packed = _pack_components(call, source, components)
+        history = History(
+            statistics=packed.tensor,
+            log_sums=_stacked(log_sums, source),
+            slopes=_pack_slopes(call, source, packed, slopes, since).tensor,
+            da=_stacked(da, source),
+        )
+        grads = child_and_weight_gradient(call, history, since, needs_children, needs_weight)
+        call.plan.run()
+        return grads
+
+
+BACKEND = CPUMixture()
+
+
+class _Packed:
+    """Rows of several iterations: the tensor [iterations, ...], and item t as a flat array."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, t: int) -> Any:
+        return array(self.tensor[t])
+
+
+def pack(source: VoteSource) -> Call:
+    """The inputs as kernels read them. A silent child is ignored, even if its pose is inf or nan."""
+    poses, activations, weight = widen(source.poses), widen(source.activations), widen(source.weight)
+    if not poses.sum().isfinite():  # one sum tells that there is none of these
+        poses = poses.masked_fill((activations == 0)[..., None] & ~poses.isfinite(), 0)
+    return edges(poses, activations, weight, source.tables, source.competition)
+
+
+def _pack_components(call: Call, source: VoteSource, components: Sequence[Components]) -> _Packed:
+    packed = _Packed(_rows("components", source, statistics_shape, len(components)))
+    for t, given in enumerate(components):
+        add_to_parents(call, pack_components, packed[t], *map(_memory, given[:3]))
+    return packed
+
+
+def _pack_slopes(
+    call: Call, source: VoteSource, components: _Packed, slopes: Sequence[Slopes], since: int = 1
+) -> _Packed:
+    """Slopes of iterations ``since``, ...; iteration t has the components t - 1 before it."""
+    packed = _Packed(_rows("slopes", source, slopes_shape, since + len(slopes)))
+    nothing = np.empty(0, array(packed.tensor[:0]).dtype)
+    for t, given in enumerate(slopes, since):
+        add_to_parents(call, pack_slopes, packed[t], components[t - 1] if t else nothing, *map(_memory, given))
+    return packed
+
+
+def _rows(name: str, source: VoteSource, shape: Any, iterations: int | None = None) -> Tensor:
+    """Memory for rows of all parents, and of so many iterations."""
+    of_parents = shape(*_parents(source), source.dtype)
+    return scratch(name, of_parents if iterations is None else (iterations, *of_parents), source.dtype)
+
+
+def _moments_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
+    lanes, blocks = vectors(types, dtype)
+    return images, parents, blocks, Moment.ROWS, lanes
+
+
+def _parents(source: VoteSource) -> tuple[int, int, int]:
+    """N, P and C."""
+    return source.poses.shape[0], source.tables.children.shape[0], source.weight.shape[2]
+
+
+def _memory(x: Tensor) -> Any:
+    """A parents' tensor [N, P, 16, C] or [N, P, C] as it lies in memory, types slower than locations."""
+    return array(x.permute(0, 3, 1, 2) if x.ndim == 4 else x.transpose(1, 2))
+
+
+def _stacked(tensors: Sequence[Tensor], source: VoteSource) -> Tensor:
+    return torch.stack(list(tensors)) if tensors else source.poses.new_empty(0, 0, dtype=source.dtype)

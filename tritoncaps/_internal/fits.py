@@ -1,0 +1,64 @@
+"""A routing's `fit` between the layout of capsules, which its author sees, and that of parents in the operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from einops import rearrange
+from torch import Tensor
+
+from tritoncaps.routing import Components, MixtureRouting, Moments
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Takes and gives tensors [N, P, 16, C] and [N, P, C], as `kernels.mixture.function` describes."""
+
+    routing: MixtureRouting
+    names: tuple[str, ...]  # of its parameters
+    out_size: tuple[int, ...]
+    data_per_parent: float
+
+    @property
+    def scatter_floor(self) -> float:
+        return self.routing.scatter_floor
+
+    def __call__(
+        self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        number = (support.shape[0], support.shape[2], *self.out_size)
+        moments = Moments(
+            support.transpose(1, 2).reshape(number),
+            rearrange(mean, "n p h c -> n c p h").reshape(*number, 4, 4),
+            rearrange(variance, "n p h c -> n c p h").reshape(*number, 4, 4),
+            self.data_per_parent,
+        )
+        given = dict(zip(self.names, parameters, strict=True))
+        components = self.routing.fit(moments, given, iteration)
+        check_components(self.routing, components, moments)
+        flat = (support.shape[0], support.shape[2], support.shape[1])
+        of_mean, precision = (rearrange(x.reshape(*flat, 16), "n c p h -> n p h c") for x in components[:2])
+        log_weight, logit = (x.reshape(flat).transpose(1, 2) for x in components[2:])
+        return of_mean, precision, log_weight, logit
+
+
+def check_components(routing: MixtureRouting, components: Components, moments: Moments) -> None:
+    """One sentence where a fit returns something else than it should."""
+    name = f"{type(routing).__name__}.fit"
+    if not isinstance(components, tuple) or len(components) != 4:
+        raise TypeError(
+            f"{name} must return Components(mean, precision, log_weight, logit), but it returned a "
+            f"{type(components).__name__}"
+        )
+    matrix, number = moments.mean, moments.support
+    expected = {"mean": matrix, "precision": matrix, "log_weight": number, "logit": number}
+    for (field, like), value in zip(expected.items(), components, strict=True):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must return {field} as a tensor, but it is a {type(value).__name__}")
+        if value.shape != like.shape:
+            raise ValueError(
+                f"{name} must return {field} of shape {list(like.shape)}, but it has shape {list(value.shape)}"
+            )
+        if value.dtype != like.dtype:
+            raise TypeError(f"{name} must return {field} of dtype {like.dtype}, but it has {value.dtype}")

@@ -1,0 +1,132 @@
+"""What all layers with votes share: the parameters that their routing asks for, and the call of the routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tritoncaps._internal.checks import check_like_layer, check_shape, check_tensor, refuse_script
+from tritoncaps.capsules import Capsules
+from tritoncaps.kernels.common import backends
+from tritoncaps.routing import LayerSizes, NewParameter, Routing
+from tritoncaps.routing_map import RoutingMap
+
+
+class RoutedCaps(nn.Module):
+    """A layer of capsules whose poses come from votes. It knows the protocol of routings, not the algorithms."""
+
+    weight: nn.Parameter
+
+    __prepare_scriptable__ = refuse_script
+
+    def __init__(
+        self,
+        sizes: LayerSizes,
+        routing: Routing,
+        capsules: str,
+        backend: str | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        _check_kind(routing, capsules, type(self).__name__)
+        self.in_caps, self.out_caps, self.kernel_size = sizes.in_caps, sizes.out_caps, sizes.weights
+        self._sizes, self.routing = sizes, routing
+        self.backend = backends.check_name(backend)
+        new_parameters = self._new_parameters()
+        for name, new in new_parameters.items():
+            if hasattr(self, name):
+                raise ValueError(f"{type(routing).__name__} must not name a parameter {name!r}: layers use that name")
+            self.register_parameter(name, nn.Parameter(torch.empty(new.shape, device=device, dtype=dtype)))
+        self._names = tuple(name for name in new_parameters if name != "weight")
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the routing says."""
+        for name, new in self._new_parameters().items():
+            new.init(getattr(self, name))
+
+    def _new_parameters(self) -> dict[str, NewParameter]:
+        found = self.routing.new_parameters(self._sizes)
+        if "weight" not in found:
+            raise ValueError(
+                f"{type(self.routing).__name__}.new_parameters must return a parameter named 'weight', but it returned "
+                f"{', '.join(found) or 'none'}"
+            )
+        return found
+
+    def _inputs(self, routing_map: RoutingMap) -> tuple[Tensor, dict[str, Tensor], RoutingMap]:
+        """The weight [K, B, C, ...], the other parameters and the map, as a routing takes them."""
+        others = {name: getattr(self, name) for name in self._new_parameters() if name != "weight"}
+        return (
+            self.weight.flatten(0, len(self._sizes.weights) - 1) if self._sizes.weights else self.weight[None],
+            others,
+            routing_map,
+        )
+
+    def _route(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
+        parents = self.routing.route(capsules, *self._inputs(routing_map), self.backend)
+        self._check_parents(parents, capsules.poses.shape[0], routing_map)
+        return parents
+
+    def _check_parents(self, parents: Capsules, images: int, routing_map: RoutingMap) -> None:
+        name = f"{type(self.routing).__name__}.route"
+        if not isinstance(parents, tuple) or len(parents) != 2:
+            raise TypeError(
+                f"{name} must return Capsules(poses, activations), but it returned a {type(parents).__name__}"
+            )
+        shape = [images, self.out_caps, *routing_map.out_size]
+        check_shape(f"the activations that {name} returns", parents[1], shape)
+        check_shape(f"the poses that {name} returns", parents[0], [*shape, *self._sizes.out_pose])
+
+    def _check_poses(self, poses: Tensor) -> None:
+        check_tensor("poses", poses)
+        check_like_layer("poses", poses, self.weight)
+
+    def _options(self) -> str:
+        return f"routing={self.routing}" + (f", backend={self.backend!r}" if self.backend else "")
+
+
+def _check_kind(routing: object, capsules: str, layer: str) -> None:
+    expected = f"routing must be a routing of {capsules} capsules, such as {_EXAMPLES[capsules]}"
+    if not isinstance(routing, Routing):
+        raise TypeError(f"{expected}, but {layer} got {routing!r}")
+    if routing.capsules != capsules:
+        raise TypeError(f"{expected}, but {type(routing).__name__} is one of {routing.capsules} capsules")
+
+
+_EXAMPLES = {"matrix": "EMRouting", "vector": "DynamicRouting"}
+
+
+def conv_options(layer: Any) -> str:
+    """kernel_size, stride and, where they are not the default, padding and dilation."""
+    text = f"kernel_size={layer.kernel_size}, stride={layer.stride}"
+    if layer.padding == "same" or any(layer.padding):
+        text += f", padding={layer.padding!r}"
+    return text + (f", dilation={layer.dilation}" if max(layer.dilation) > 1 else "")
+
+
+def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence[str] | None = None) -> None:
+    """``space`` names the spatial axes; without it there may be any."""
+    if not isinstance(capsules, tuple) or len(capsules) != 2:
+        given = f"a {type(capsules).__name__}"
+        raise TypeError(f"capsules must be Capsules(poses, activations), but {type(layer).__name__} got {given}")
+    poses, activations = capsules
+    check_tensor("poses", poses)
+    check_tensor("activations", activations)
+    if poses.ndim >= 2 and poses.shape[1] != layer.in_caps:
+        raise ValueError(
+            f"poses must have {layer.in_caps} capsule types, the in_caps of this {type(layer).__name__}, "
+            f"but they have {poses.shape[1]} (shape {list(poses.shape)})"
+        )
+    if space is None:
+        space = [f"space{axis}" for axis in range(max(activations.ndim - 2, 0))]
+    check_shape("poses", poses, ["N", layer.in_caps, *space, 4, 4])
+    check_shape("activations", activations, poses.shape[:-2])
+    if 0 in poses.shape[2:-2]:
+        raise ValueError(f"poses must have at least one position, but their shape is {list(poses.shape)}")
+    check_like_layer("poses", poses, layer.weight)
+    check_like_layer("activations", activations, layer.weight)

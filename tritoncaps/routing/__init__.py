@@ -1,0 +1,28 @@
+"""The routings: what a layer's ``routing`` argument takes, and the classes to write your own.
+
+base.py      Routing: what a layer asks of a routing; MatrixRouting and VectorRouting are its two kinds
+mixture.py   MixtureRouting: every routing that fits a Gaussian to a parent's votes; only `fit` is left to write
+em.py        EMRouting
+vb.py        VBRouting
+dynamic.py   DynamicRouting
+"""
+
+from tritoncaps.routing.base import LayerSizes, MatrixRouting, NewParameter, Routing, VectorRouting
+from tritoncaps.routing.dynamic import DynamicRouting
+from tritoncaps.routing.em import EMRouting
+from tritoncaps.routing.mixture import Components, MixtureRouting, Moments
+from tritoncaps.routing.vb import VBRouting
+
+__all__ = [
+    "Components",
+    "DynamicRouting",
+    "EMRouting",
+    "LayerSizes",
+    "MatrixRouting",
+    "MixtureRouting",
+    "Moments",
+    "NewParameter",
+    "Routing",
+    "VBRouting",
+    "VectorRouting",
+]

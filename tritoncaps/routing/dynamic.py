@@ -1,0 +1,56 @@
+"""Routing by agreement (Sabour, Frosst and Hinton 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tritoncaps.capsules import Capsules
+from tritoncaps.routing.base import LayerSizes, NewParameter, VectorRouting, check_choice, check_iterations
+from tritoncaps.routing.mixture import Competition, Gradient
+from tritoncaps.routing_map import RoutingMap
+
+
+@dataclass(frozen=True)
+class DynamicRouting(VectorRouting):
+    """Routing by agreement of vector capsules (Sabour, Frosst and Hinton 2017).
+
+    Args:
+        iterations: weighted sums; the logits grow by the agreement between two of them.
+        competition: "global": all parents of a child compete for it. "local": the types at one position.
+        none_of_the_above: one more competitor with logit zero, which takes part in the softmax and outputs nothing.
+        gradient: "all": through every iteration. "last": the agreements are constants.
+        priors: a layer learns the first logits of every pair, ``priors`` [*kernel_size, in_caps, out_caps]; default:
+            they are zero.
+    """
+
+    iterations: int = 3
+    competition: Competition = "global"
+    none_of_the_above: bool = False
+    gradient: Gradient = "all"
+    priors: bool = False
+
+    def __post_init__(self) -> None:
+        check_iterations(self.iterations)
+        check_choice("competition", self.competition, ("global", "local"))
+        check_choice("gradient", self.gradient, ("all", "last"))
+
+    def new_parameters(self, layer: LayerSizes) -> dict[str, NewParameter]:
+        priors = {"priors": NewParameter((*layer.weights, layer.in_caps, layer.out_caps))} if self.priors else {}
+        return super().new_parameters(layer) | priors
+
+    def route(
+        self,
+        capsules: Capsules,
+        weight: Tensor,
+        parameters: Mapping[str, Tensor],
+        routing_map: RoutingMap,
+        backend: str | None = None,
+    ) -> Capsules:
+        from tritoncaps import functional
+
+        priors = parameters["priors"].reshape(weight.shape[:3]) if self.priors else None
+        poses = functional.dynamic_routing(capsules.poses, weight, routing_map, self, priors, backend)
+        return functional.with_lengths(poses)

@@ -1,0 +1,121 @@
+"""Mixture routings: a Gaussian for each parent, fitted to the votes for it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from tritoncaps.capsules import Capsules
+from tritoncaps.routing.base import MatrixRouting, check_choice, check_iterations
+from tritoncaps.routing_map import RoutingMap
+
+Competition = Literal["global", "local"]
+Gradient = Literal["all", "last"]
+
+
+class Moments(NamedTuple):
+    """The votes for each parent, weighted by r_ij = R_ij a_i.
+
+    ``support`` [N, C, *out_size] is the sum of r; ``mean`` and ``variance`` [N, C, *out_size, 4, 4] are those of the
+    votes, the variance about that mean. All are zero where no child supports a parent. ``data_per_parent`` is the
+    number of child capsules of the layer for each parent capsule.
+    """
+
+    support: Tensor
+    mean: Tensor
+    variance: Tensor
+    data_per_parent: float
+
+
+class Components(NamedTuple):
+    """What a fit makes of the moments: the Gaussian of each parent, and the logit of its activation.
+
+    ``mean`` and ``precision`` [N, C, *out_size, 4, 4], ``log_weight`` and ``logit`` [N, C, *out_size]. The next
+    assignments are the softmax over competing parents j of l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh -
+    mean_jh)^2. After the last iteration, ``mean`` are the layer's poses and sigmoid(``logit``) its activations.
+    """
+
+    mean: Tensor
+    precision: Tensor
+    log_weight: Tensor
+    logit: Tensor
+
+
+@dataclass(frozen=True)
+class MixtureRouting(MatrixRouting):
+    """A routing that fits a Gaussian to each parent's votes, on the fused kernels: derive from it and write `fit`.
+
+    Args:
+        iterations: how often parents are fitted.
+        competition: "global": all parents of a child, of all types and positions, compete for it. "local": only the
+            types at one position do, at every position anew.
+        gradient: "all": gradients flow through every iteration. "last": the last assignments are constants.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch, tritoncaps
+        >>> @dataclass(frozen=True)
+        ... class RoundRouting(tritoncaps.MixtureRouting):
+        ...     "Every parent has the same variance in all 16 entries."
+        ...
+        ...     parameter_names = ("beta_a",)
+        ...
+        ...     def fit(self, moments, parameters, iteration):
+        ...         variance = moments.variance.mean((-1, -2), keepdim=True).clamp(min=1e-4).expand_as(moments.mean)
+        ...         beta_a = parameters["beta_a"].reshape(-1, *[1] * (moments.support.ndim - 2))
+        ...         logit = beta_a + moments.support / moments.data_per_parent - variance.log().mean((-1, -2))
+        ...         log_weight = torch.nn.functional.logsigmoid(logit) - 0.5 * variance.log().sum((-1, -2))
+        ...         return tritoncaps.Components(moments.mean, 1 / variance, log_weight, logit)
+        >>> layer = tritoncaps.ConvCaps2d(8, 16, kernel_size=3, routing=RoundRouting(iterations=2))
+        >>> layer(tritoncaps.Capsules(torch.randn(2, 8, 6, 6, 4, 4), torch.rand(2, 8, 6, 6))).poses.shape
+        torch.Size([2, 16, 4, 4, 4, 4])
+    """
+
+    iterations: int = 3
+    competition: Competition = field(default="global", kw_only=True)
+    gradient: Gradient = field(default="all", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_iterations(self.iterations)
+        check_choice("competition", self.competition, ("global", "local"))
+        check_choice("gradient", self.gradient, ("all", "last"))
+
+    @property
+    def scatter_floor(self) -> float:
+        """Errors of support times variance that are small beside this number do not matter to `fit`.
+
+        A fit that adds a prior to the scatter may say so. The kernels then need not repeat a pass for parents whose few
+        votes agree almost exactly.
+        """
+        return 0.0
+
+    @abstractmethod
+    def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
+        """The parents' Gaussians and logits, in differentiable torch operations.
+
+        It may combine parents of one image, never images. Tensors come in by its arguments only. ``iteration`` counts
+        from 0.
+        """
+
+    def route(
+        self,
+        capsules: Capsules,
+        weight: Tensor,
+        parameters: Mapping[str, Tensor],
+        routing_map: RoutingMap,
+        backend: str | None = None,
+    ) -> Capsules:
+        from tritoncaps import functional
+
+        return functional.mixture_routing(
+            capsules.poses, capsules.activations, weight, parameters, routing_map, self, backend
+        )
+
+
+def of_types(parameter: Tensor, like: Tensor) -> Tensor:
+    """A parameter [C] in the shape that goes with ``like`` [N, C, *out_size]."""
+    return parameter.reshape(-1, *[1] * (like.ndim - 2))

@@ -1,0 +1,80 @@
+"""Variational Bayes routing (De Sousa Ribeiro, Leontidis and Kollias 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tritoncaps.routing.base import check_range
+from tritoncaps.routing.mixture import Components, MixtureRouting, Moments, of_types
+
+ENTRIES = 16  # of a pose
+
+
+@dataclass(frozen=True)
+class VBRouting(MixtureRouting):
+    """Variational Bayes routing of matrix capsules: EM routing with priors over the mixture, with diagonal precision.
+
+    Every parent has a Gaussian-Wishart posterior and all parents at a position a Dirichlet posterior, so that a parent
+    with few votes keeps a wide Gaussian, and no variance needs a floor. docs/your-routing.md gives the formulas.
+
+    Args:
+        iterations, competition, gradient: as in :class:`~tritoncaps.EMRouting`.
+        alpha0: prior votes of each parent (Dirichlet).
+        mean0: prior mean of every pose entry.
+        kappa0: prior votes for that mean.
+        nu0: prior degrees of freedom of the precision (Wishart), above 15.
+        psi0: prior inverse scale of the precision.
+    """
+
+    parameter_names: ClassVar[tuple[str, ...]] = ("beta_a",)
+
+    alpha0: float = 1.0
+    mean0: float = 0.0
+    kappa0: float = 1.0
+    nu0: float = 17.0
+    psi0: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha0", "kappa0", "psi0"):
+            check_range(name, getattr(self, name), 0.0, float("inf"))
+        check_range("mean0", self.mean0, -float("inf"), float("inf"))
+        check_range("nu0", self.nu0, ENTRIES - 1, float("inf"))
+
+    @property
+    def scatter_floor(self) -> float:
+        return self.psi0
+
+    def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
+        """The posteriors given the moments, and the expectations under them that the next assignments need.
+
+        logit_j = beta_a_j - exp(E ln pi_j) H_j, with the entropy H_j = 8 ln(2 pi e) - 1/2 E ln|Lambda_j|
+        """
+        support, mean, variance, _ = moments
+        matrix = support[..., None, None]
+        alpha, kappa, nu = self.alpha0 + support, self.kappa0 + matrix, self.nu0 + support
+        apart = mean - self.mean0
+        posterior_mean = self.mean0 + matrix / kappa * apart
+        inverse_scale = self.psi0 + matrix * variance + self.kappa0 * matrix / kappa * apart**2
+        log_det = expected_log_det(nu, inverse_scale)
+        log_share = torch.digamma(alpha) - torch.digamma(alpha.sum(1, keepdim=True))
+        constant = 0.5 * ENTRIES * math.log(2 * math.pi)
+        log_weight = log_share + 0.5 * log_det - constant - 0.5 * ENTRIES / kappa[..., 0, 0]
+        entropy = constant + 0.5 * ENTRIES - 0.5 * log_det
+        logit = of_types(parameters["beta_a"], support) - log_share.exp() * entropy
+        return Components(posterior_mean, nu[..., None, None] / inverse_scale, log_weight, logit)
+
+
+def expected_log_det(nu: Tensor, inverse_scale: Tensor) -> Tensor:
+    """E ln|Lambda| = sum_k digamma((nu - k) / 2) + 16 ln 2 - sum_h ln inverse_scale_h, k = 0, ..., 15.
+
+    Two neighbours make one, digamma(x / 2) + digamma((x - 1) / 2) = 2 digamma(x - 1) - 2 ln 2: the 16 ln 2 cancel.
+    """
+    pairs = torch.arange(1, ENTRIES, 2, device=nu.device, dtype=nu.dtype)
+    return 2 * torch.digamma(nu[..., None] - pairs).sum(-1) - inverse_scale.log().sum((-1, -2))
