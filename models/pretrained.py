@@ -21,7 +21,9 @@ FORMAT = "tritoncaps weights 1"
 FOLDER = Path(__file__).parent / "weights"
 
 # name: sha256 of weights/NAME.pt
-CHECKSUMS: dict[str, str] = {}
+CHECKSUMS: dict[str, str] = {
+    "toynorb": "1f3ecff58220a4bc76882d4876fbb5ad654ea929b60f237e01c5fd72fb47f116",
+}
 
 
 class Pretrained(NamedTuple):
