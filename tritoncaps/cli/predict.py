@@ -6,7 +6,7 @@ become white under dark ink and black under bright ink. A file that is not a pic
 the exit code is 1.
 
 examples:
-  tritoncaps predict --pretrained mnist seven.png                     a network that comes with the package
+  tritoncaps predict --pretrained toynorb pair.png                    a network that comes with the package
   tritoncaps predict --run runs/mnist-capsnet seven.png two.png
   tritoncaps predict --run runs/mnist-capsnet *.png --json
   tritoncaps predict --run runs/mnist-capsnet --invert scan.jpg       dark ink on white paper
