@@ -84,7 +84,7 @@ def m_step(
     logits = inverse_temperature * (beta_a - cost_of_datum * support / scale)
     return Gaussians(
         _to_capsules(mean, routing_map, pose),
-        _to_capsules(variance, routing_map, pose),
+        _to_capsules(variance.clone(), routing_map, pose),  # backward needs the variance; a user may change the copy
         _to_capsules(logits, routing_map),
     )
 
@@ -137,7 +137,8 @@ def em_routing(
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], betas [C].
     """
     gaussians, _ = _route(poses, activations, weight, beta_u, beta_a, routing_map, routing)
-    return Capsules(gaussians.mean.to(poses.dtype), gaussians.activations.to(poses.dtype))
+    # backward needs the sigmoid's result; a user may change the copy in place
+    return Capsules(gaussians.mean.to(poses.dtype), gaussians.activations.to(poses.dtype, copy=True))
 
 
 def assignments(
