@@ -68,14 +68,15 @@ def m_step(
                             cost_j = sum_h (beta_u_j + 1/2 log variance_jh) S_j / mean_data
                             logit_j = inverse_temperature (beta_a_j - cost_j)
 
-    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], betas [C].
+    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], of which those below zero
+    count as zero, betas [C].
     """
-    pose = votes.shape[5:]
+    pose, activations = votes.shape[5:], _not_negative(activations)
     votes = _ignore_missing(votes, routing_map).flatten(5)
     r = assignments * _at_edges(activations, routing_map)[..., None]
     support = reduce(r, "n p s b c -> n p c", "sum")
-    supported = support > least_support(support.dtype)
-    share = r / rearrange(support.where(supported, 1), "n p c -> n p 1 1 c")
+    alone = support <= least_support(support.dtype)  # false for nan, which must not be hidden
+    share = r / rearrange(support.masked_fill(alone, 1), "n p c -> n p 1 1 c")
     mean = einsum(share, votes, "n p s b c, n p s b c h -> n p c h")
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
     variance = einsum(share, deviation**2, "n p s b c, n p s b c h -> n p c h").clamp(min=variance_floor)
@@ -113,6 +114,7 @@ def assignments_from_logits(
     """Softmax of logits [N, P, S, B, C] over the parents that compete for each child, and a constant rival."""
     if competition == "local":
         log_sum = logits.logsumexp(dim=-1, keepdim=True)
+        log_sum = log_sum.masked_fill(log_sum.isneginf(), 0)
     else:
         of_child = _pairs_of_children(logits, routing_map)  # [N, L, pairs, B, C], -inf where there is no pair
         log_sum = rearrange(of_child, "n l d b c -> n b l (d c)").logsumexp(dim=-1)
@@ -165,6 +167,7 @@ def _route(
 ) -> tuple[Gaussians, Tensor]:
     """What the last M-step finds, and the assignments that it uses."""
     poses, activations, weight, beta_u, beta_a = map(widen, (poses, activations, weight, beta_u, beta_a))
+    activations = _not_negative(activations)
     votes = pose_votes(_silence(poses, activations), weight, routing_map)
     votes = coordinate_addition(votes, routing_map)
 
@@ -206,8 +209,9 @@ def squash(vectors: Tensor, dim: int = -1) -> Tensor:
     """|x|^2 / (1 + |x|^2) x / |x|: the direction is kept, the length becomes a probability."""
     square = (vectors**2).sum(dim, keepdim=True)
     # At x = 0 the root's slope is infinite, but squash's is zero: take the root of 1 there.
-    length = square.where(square > 0, 1).sqrt()
-    return vectors * (length / (1 + square)).where(square > 0, 0)
+    zero = square == 0
+    length = square.masked_fill(zero, 1).sqrt()
+    return vectors * (length / (1 + square)).masked_fill(zero, 0)
 
 
 def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
@@ -256,6 +260,11 @@ def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data
     if not mean_data:
         return 1.0
     return routing_map.num_children * in_caps / (routing_map.num_parents * out_caps)
+
+
+def _not_negative(activations: Tensor) -> Tensor:
+    """Zero instead of what is below it, without a gradient there; zero itself has one, and nan stays."""
+    return activations.masked_fill(activations < 0, 0)
 
 
 def _silence(poses: Tensor, activations: Tensor) -> Tensor:
