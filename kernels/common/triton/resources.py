@@ -159,7 +159,7 @@ def _parent_variants() -> Iterator[Variant]:
 
 def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
     """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
-    from tritoncaps.kernels.dynamic.triton.squash import tile
+    from tritoncaps.kernels.dynamic.triton.squash import tile as squash_tile
 
     for E in vectors:
         chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
@@ -182,8 +182,8 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
         )
         options = {**options, **weight_tile, "BD": dynamic_config.ROWS}
         yield Variant("dynamic.triton.views", "dynamic_weight_view_kernel", options, (), warps[1])
-        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **tile(E)}, (), 4)
-        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash_tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash_tile(E)}, (), 4)
 
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
