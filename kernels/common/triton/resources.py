@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tritoncaps.kernels.common.triton.launching import REGISTERS
 from tritoncaps.kernels.dynamic.triton import config as dynamic_config
 from tritoncaps.kernels.mixture.triton import config
 
@@ -192,7 +193,7 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    limits = {} if target.startswith("gfx") else {"maxnreg": config.REGISTERS}
+    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
     options = {"num_warps": variant.num_warps, **limits}
     compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
