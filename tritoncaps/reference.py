@@ -73,7 +73,7 @@ def m_step(
     """
     pose, activations = votes.shape[5:], _not_negative(activations)
     votes = _ignore_missing(votes, routing_map).flatten(5)
-    r = assignments * _at_edges(activations, routing_map)[..., None]
+    r = _ignore_missing(assignments * _at_edges(activations, routing_map)[..., None], routing_map)
     support = reduce(r, "n p s b c -> n p c", "sum")
     alone = support <= least_support(support.dtype)  # false for nan, which must not be hidden
     share = r / rearrange(support.masked_fill(alone, 1), "n p c -> n p 1 1 c")
