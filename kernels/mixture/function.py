@@ -161,7 +161,7 @@ def slopes_of(
     support: Tensor, mean: Tensor, variance: Tensor, grad_support: Tensor, grad_mean: Tensor, grad_variance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """offset, linear, quadratic and centre (see `backend.Slopes`) from the gradients of a parent's moments."""
-    inverse = 1 / torch.where(support > least_support(support.dtype), support, 1)
+    inverse = 1 / support.masked_fill(support <= least_support(support.dtype), 1)  # nan stays
     linear, quadratic = grad_mean * inverse[:, :, None], grad_variance * inverse[:, :, None]
     return grad_support - (quadratic * variance).sum(2), linear, quadratic, mean
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tritoncaps.kernels.common.triton.launching import REGISTERS
 from tritoncaps.kernels.dynamic.triton import config as dynamic_config
 from tritoncaps.kernels.mixture.triton import config
 
@@ -159,7 +160,7 @@ def _parent_variants() -> Iterator[Variant]:
 
 def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
     """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
-    from tritoncaps.kernels.dynamic.triton import squash
+    from tritoncaps.kernels.dynamic.triton.squash import tile as squash_tile
 
     for E in vectors:
         chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
@@ -182,8 +183,8 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
         )
         options = {**options, **weight_tile, "BD": dynamic_config.ROWS}
         yield Variant("dynamic.triton.views", "dynamic_weight_view_kernel", options, (), warps[1])
-        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash.tile(E)}, (), 4)
-        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash.tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash_tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash_tile(E)}, (), 4)
 
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
@@ -192,7 +193,7 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    limits = {} if target.startswith("gfx") else {"maxnreg": config.REGISTERS}
+    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
     options = {"num_warps": variant.num_warps, **limits}
     compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])

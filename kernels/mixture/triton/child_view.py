@@ -138,7 +138,7 @@ def log_sum_kernel(
     b_top = tl.max(b_max, axis=2, keep_dims=True)
     b_top = tl.where(b_top == float("-inf"), 0.0, b_top)
     b_sum = tl.sum(b_sum * tl.exp(b_max - b_top), axis=2, keep_dims=True)
-    b_log_sum = b_top + tl.log(tl.where(b_sum > 0, b_sum, 1.0))
+    b_log_sum = b_top + tl.log(tl.where(b_sum == 0, 1.0, b_sum))
     tl.store(p_out + (o_n * G + i_g) * B + o_b, b_log_sum, mask=m_child)
 
 

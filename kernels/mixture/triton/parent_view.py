@@ -143,7 +143,7 @@ def parent_view_kernel(
                 b_d = edge_votes(b_pose, b_weight, b_offset, None, C, None, COUNT, DTYPE)
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
-                b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
+                b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_b & m_c, COUNT, DTYPE)
             if RELOADED:
                 b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_b & m_c, C, DTYPE)
             if p_statistics is not None:

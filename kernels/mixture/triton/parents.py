@@ -79,14 +79,14 @@ def fit_kernel(
             b_second += tl.load(p_split + (H + o_h) * C, mask=m_h, other=0.0) + b_support * b_share * b_apart * b_apart
             b_m += b_share * b_apart
             b_support = b_sum
-        m_supported = b_support > LEAST_SUPPORT
-        b_inverse = 1.0 / tl.where(m_supported, b_support, 1.0)
+        m_alone = b_support <= LEAST_SUPPORT  # false for nan
+        b_inverse = 1.0 / tl.where(m_alone, 1.0, b_support)
         b_variance = tl.maximum(b_second * b_inverse, b_floor, propagate_nan=tl.PropagateNan.ALL)
         b_log_variance += tl.where(m_h, tl.log(b_variance), 0.0)
         b_mean = b_m
         if p_before is not None:
             b_mean += tl.load(p_before + (o_j * (2 * H + 4) + o_h) * C + o_c, mask=m_h, other=0.0).to(DTYPE)
-        tl.store(p_out + o_h * C, tl.where(m_supported, b_mean, 0.0), mask=m_h)
+        tl.store(p_out + o_h * C, tl.where(m_alone, b_m * 0.0, b_mean), mask=m_h)
         tl.store(p_out + (H + o_h) * C, 0.5 / b_variance, mask=m_h)
 
     b_log_variance = tl.sum(b_log_variance, axis=1, keep_dims=True)
@@ -160,7 +160,7 @@ def slopes_kernel(
 
     b_gbeta_a = tl.full((1, 1), inverse_temperature, DTYPE) * b_glogit
     b_gcost = -b_gbeta_a / tl.full((1, 1), mean_data, DTYPE)
-    b_inverse = 1.0 / tl.where(b_support > LEAST_SUPPORT, b_support, 1.0)
+    b_inverse = 1.0 / tl.where(b_support <= LEAST_SUPPORT, 1.0, b_support)
     b_limit = 0.5 / tl.full((1, 1), variance_floor, DTYPE)  # the precision of a variance at the floor
     b_Cv = tl.zeros((BLOCK, ENTRIES), DTYPE)
     for i_h in tl.static_range(0, H, ENTRIES):

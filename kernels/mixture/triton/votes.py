@@ -104,8 +104,8 @@ def log_likelihood(b_d, b_precision, b_constant):
 
 @triton.jit
 def assignment(b_likelihood, b_log_sum):
-    """R = exp(l - log_sum), at most 1 whatever the rounding."""
-    return tl.exp(tl.minimum(b_likelihood - b_log_sum, 0.0))
+    """R = exp(l - log_sum), at most 1 whatever the rounding; nan stays."""
+    return tl.exp(tl.minimum(b_likelihood - b_log_sum, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
