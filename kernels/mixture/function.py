@@ -61,8 +61,9 @@ class MixtureFunction(torch.autograd.Function):
             )
             moments += found
             log_sums += [log_sum] if t else []
-            mean, precision, log_weight, logit = fit(*found, wide, t)
-            components = [mean, precision, log_weight, found[1]]  # the next mean of the votes is near this one
+            support, centre, variance = found
+            mean, precision, log_weight, logit = fit(support, centre, variance, wide, t)
+            components = [mean, precision, log_weight, centre]  # the next mean of the votes is near this one
         # copies: a fit may return a moment as it is
         outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
         return *outputs, *moments, *log_sums

@@ -60,6 +60,7 @@ class Variant(NamedTuple):
         options = self.options
         words = [self.kernel.removesuffix("_kernel")]
         words += [options["WEIGHTS"]] if "WEIGHTS" in options else []
+        words += ["of any fit"] if options.get("ANY_FIT") else []
         words += ["local"] if options.get("LOCAL") else []
         words += ["of outputs"] if self.kernel == "slopes_kernel" and "p_moments" in self.absent else []
         words += ["of the last iteration"] if options.get("ALL") is False and "p_dV" in self.absent else []
@@ -87,6 +88,9 @@ def variants(target: str) -> Iterator[Variant]:
             yield variant._replace(storage="fp16")
     if target == "sm_90":
         yield from _gradient_variants(SHAPE, chosen, ALL=False)
+        yield from _any_fit_variants(SHAPE, chosen)
+        for variant in _any_fit_variants(SHAPE, double):
+            yield variant._replace(dtype="fp64", storage="fp64")
     if target == "sm_100":
         for variant in _stored_variants(SHAPE, chosen):
             yield variant._replace(storage="bf16")
@@ -110,15 +114,26 @@ def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) 
     yield from _likelihood_variants(shape, chosen)
 
 
+def _any_fit_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+    """The gradients of a fit whose mean is not that of the votes."""
+    options = {"WEIGHTS": "gradient", "LOCAL": False, "H": 16, "COUNT": 16, "ANY_FIT": True}
+    absent = ("p_votes", "p_weights")
+    yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
+    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", shape, chosen.child, ANY_FIT=True)
+    yield from _gradient_variants(shape, chosen, ANY_FIT=True)
+
+
 def _likelihood_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
     """The child view's sums for each group of competing parents."""
     yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
     yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", shape, chosen.child)
 
 
-def _gradient_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False, ALL: bool = True) -> Iterator[Variant]:
+def _gradient_variants(
+    shape: tuple[int, int], chosen: Any, LOCAL: bool = False, ALL: bool = True, ANY_FIT: bool = False
+) -> Iterator[Variant]:
     """The last sweep of the backward pass."""
-    options = {"LOCAL": LOCAL, "ALL": ALL}
+    options = {"LOCAL": LOCAL, "ALL": ALL, "ANY_FIT": ANY_FIT}
     yield _variant("mixture.triton.child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), **options)
     yield _variant("mixture.triton.weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), **options)
 
@@ -153,7 +168,8 @@ def _parent_variants() -> Iterator[Variant]:
         ("p_moments", "p_grad_variance", "p_grad_logit"),
         config.PARENT_WARPS,
     )
-    yield Variant("mixture.triton.parents", "outputs_kernel", options, (), config.PARENT_WARPS)
+    for kernel in ("outputs_kernel", "moments_kernel", "component_gradients_kernel"):
+        yield Variant("mixture.triton.parents", kernel, options, (), config.PARENT_WARPS)
     options = {"C": 32, "BLOCK_SPLITS": config.ADDED_SPLITS, "BLOCK": config.NUMBERS}
     yield Variant("mixture.triton.weight_view", "add_splits_kernel", options, (), 4)
 
@@ -233,6 +249,7 @@ def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
 def _variant(
     module: str, kernel: str, shape: tuple[int, int], tile: Any, absent: tuple[str, ...] = (), **options: Any
 ) -> Variant:
+    options.setdefault("ANY_FIT", False)
     options.update(B=shape[0], C=shape[1], BN=tile.BN, BB=tile.BB, BC=tile.BC)
     return Variant(module, kernel, options, absent, tile.num_warps)
 

@@ -21,7 +21,8 @@ from tritoncaps.kernels.common.tables import Tables
 from tritoncaps.kernels.common.triton.launching import blocks
 from tritoncaps.kernels.mixture.iteration import Fit
 from tritoncaps.kernels.mixture.triton import child_view, edge_view, parents
-from tritoncaps.kernels.mixture.triton.em_routing import (
+from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, launch, make_edges
+from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_gradient,
     child_log_sum,
@@ -30,7 +31,6 @@ from tritoncaps.kernels.mixture.triton.em_routing import (
     sum_moments,
     weight_gradient,
 )
-from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, launch, make_edges
 
 
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
@@ -45,7 +45,7 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
 def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """dL/dM [N, B, L, 16] and dL/dW [K, B, C, 4, 4]."""
     edges = _pose_edges(poses, weight, tables)
-    given = {"p_dV": _types_fastest(grad_votes), "T": 0, "ALL": False}
+    given = {"p_dV": _types_fastest(grad_votes), "T": 0, "ALL": False, "ANY_FIT": False}
     given |= dict.fromkeys(("p_statistics", "p_slopes", "p_log_sums", "p_da"))
     return child_gradient(edges, **given)[0].movedim(3, 1), weight_gradient(edges, **given)
 
