@@ -7,8 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, MatrixRouting, PrimaryCaps
+from tritoncaps import (
+    CapsuleDropout,
+    CapsuleNorm,
+    Capsules,
+    ClassCaps,
+    ConvCaps2d,
+    EMRouting,
+    MatrixRouting,
+    PrimaryCaps,
+)
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
+from tritoncaps.models.pretrained import load_pretrained
 
 
 class MatrixCapsNet(nn.Module):
@@ -18,6 +28,9 @@ class MatrixCapsNet(nn.Module):
     and class capsules. ``channels`` (A, B, C, D) are the features and the capsule types of the three layers;
     images of 32x32 give 14x14, 14x14, 6x6 and 4x4 positions, and any size from 17x17 on works.
 
+    norm          batch normalisation of the features and of the capsules of every layer (:class:`CapsuleNorm`).
+    dropout       probability that a capsule of the second ConvCaps is silent in training (:class:`CapsuleDropout`).
+    primary_bias  of the logits of primary activations, at the start; the authors' code has sigmoid(x - 1).
     ``routing`` overrides ``iterations``; ``backend`` is that of all layers.
     """
 
@@ -30,6 +43,9 @@ class MatrixCapsNet(nn.Module):
         *,
         routing: MatrixRouting | None = None,
         coordinates: bool = True,
+        norm: bool = False,
+        dropout: float = 0.0,
+        primary_bias: float = 0.0,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -41,26 +57,62 @@ class MatrixCapsNet(nn.Module):
         a, b, c, d = channels
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         routed: dict[str, Any] = {"routing": routing or EMRouting(iterations), "backend": backend, **factory}
-        self.in_channels = in_channels
+        self.in_channels, self.primary_bias = in_channels, primary_bias
         self.conv = nn.Conv2d(in_channels, a, 5, stride=2, **factory)
         self.primary = PrimaryCaps(a, b, **factory)
         self.conv_caps1 = ConvCaps2d(b, c, 3, stride=2, **routed)
         self.conv_caps2 = ConvCaps2d(c, d, 3, stride=1, **routed)
         self.class_caps = ClassCaps(d, num_classes, coordinates=coordinates, **routed)
+        self.dropout = CapsuleDropout(dropout)
+        self.conv_norm = nn.BatchNorm2d(a, **factory) if norm else nn.Identity()
+        caps = (b, c, d, num_classes)
+        self.norms = nn.ModuleList([CapsuleNorm(count, **factory) if norm else nn.Identity() for count in caps])
         self.reset_parameters()
 
     @classmethod
-    def small(cls, in_channels: int, num_classes: int, iterations: int = 3, **kwargs: Any) -> MatrixCapsNet:
-        """The paper's network of 68 thousand parameters: A = 64, B = 8, C = D = 16."""
-        return cls(in_channels, num_classes, (64, 8, 16, 16), iterations, **kwargs)
+    def small(
+        cls,
+        in_channels: int,
+        num_classes: int,
+        iterations: int | None = None,
+        *,
+        pretrained: str | None = None,
+        **kwargs: Any,
+    ) -> MatrixCapsNet:
+        """The paper's network of 68 thousand parameters: A = 64, B = 8, C = D = 16.
+
+        ``pretrained``: weights that come with the package, "toynorb" for instance (docs/models.md). Iterations and
+        competition are then those of the training, unless ``iterations`` or ``routing`` is given; default 3.
+        """
+        channels = (64, 8, 16, 16)
+        if pretrained is None:
+            return cls(in_channels, num_classes, channels, 3 if iterations is None else iterations, **kwargs)
+        settings, _, weights = load_pretrained(pretrained)
+        trained = (weights["conv.weight"].shape[1], len(weights["class_caps.beta_a"]))
+        if (in_channels, num_classes) != trained:
+            raise ValueError(
+                f"in_channels and num_classes must be {trained[0]} and {trained[1]} for pretrained {pretrained!r}, "
+                f"but they are {in_channels} and {num_classes}"
+            )
+        routing = EMRouting(
+            settings["iterations"] if iterations is None else iterations,
+            settings["final_lambda"],
+            competition=settings["competition"],
+        )
+        network = cls(in_channels, num_classes, channels, **{"routing": routing, **kwargs})
+        network.load_state_dict(weights)
+        return network
 
     def forward(self, images: Tensor) -> Capsules:
         check_tensor("images", images)
         check_shape("images", images, ["N", self.in_channels, "H", "W"])
         if min(images.shape[2:]) < 17:
             raise ValueError(f"images must be at least 17x17, but they are {images.shape[2]}x{images.shape[3]}")
-        features = self.conv(images).relu()
-        return self.class_caps(self.conv_caps2(self.conv_caps1(self.primary(features))))
+        primary_norm, norm1, norm2, class_norm = self.norms
+        capsules = primary_norm(self.primary(self.conv_norm(self.conv(images)).relu()))
+        capsules = norm1(self.conv_caps1(capsules))
+        capsules = self.dropout(norm2(self.conv_caps2(capsules)))
+        return class_norm(self.class_caps(capsules))
 
     def reset_parameters(self) -> None:
         """About half of the capsules of each layer are active at the start, on images of mean 0 and variance 1."""
@@ -69,7 +121,7 @@ class MatrixCapsNet(nn.Module):
         nn.init.zeros_(self.conv.bias)
         for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps):
             layer.reset_parameters()
-        if isinstance(self.conv_caps2.routing, EMRouting):
-            nn.init.constant_(
-                self.conv_caps2.get_parameter("beta_u"), 1.25
-            )  # poses that agreed once agree more the second time
+        assert self.primary.activation.bias is not None
+        nn.init.constant_(self.primary.activation.bias, self.primary_bias)
+        if isinstance(self.conv_caps2.routing, EMRouting):  # poses that agreed once agree more the second time
+            nn.init.constant_(self.conv_caps2.get_parameter("beta_u"), 1.25)

@@ -8,15 +8,17 @@ import official_files as official
 import pytest
 import torch
 
-from tritoncaps.data import DATASETS, load
+from tritoncaps import EMRouting
+from tritoncaps.data import DATASETS, ImageSet, load
+from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.models import CapsNet
-from tritoncaps.training import NETWORKS, Config, ConfigError, build, evaluate, load_checkpoint, read_config, train
+from tritoncaps.training import NETWORKS, Config, ConfigError, build, evaluate, load_checkpoint, own, read_config, train
 from tritoncaps.training.distributed import World
 from tritoncaps.training.metrics import read_metrics
 from tritoncaps.training.networks import Task
 from tritoncaps.training.objective import Objective, correct
-from tritoncaps.training.saved import load_network
-from tritoncaps.training.task import load_splits, loss_of, pipeline_of
+from tritoncaps.training.saved import load_network, task_by_name
+from tritoncaps.training.task import build_network, load_splits, loss_of, pipeline_of
 
 RECIPES = Path(__file__).parent.parent / "docs" / "recipes"
 TINY = {"model": "linear", "data": "smallnorb", "batch_size": 8, "log_every": 1, "steps": 4}
@@ -64,16 +66,20 @@ def test_ema_is_what_is_kept(run):
     assert not torch.equal(average, saved["network"]["1.weight"])
     network, _ = load_network(result.folder / "last.pt")
     assert torch.equal(network[1].weight, average)
+    network, _ = load_network(result.folder / "last.pt", averaged=False)
+    assert torch.equal(network[1].weight, saved["network"]["1.weight"])
 
 
 def test_schedules(run):
-    rates = {
-        schedule: [row["lr"] for row in read_metrics(run(lr_schedule=schedule, lr_decay_steps=2).folder) if "lr" in row]
-        for schedule in ("exponential", "cosine")
-    }
+    def rates_of(schedule):
+        result = run(lr_schedule=schedule, lr_decay_steps=2, lr_tail=0.5)
+        return [row["lr"] for row in read_metrics(result.folder) if "lr" in row]
+
+    rates = {schedule: rates_of(schedule) for schedule in ("exponential", "cosine", "tail")}
     assert rates["exponential"] == pytest.approx([3e-3 * 0.96 ** (step / 2) for step in (1, 2, 3, 4)])
     assert rates["cosine"][-1] == pytest.approx(0)
     assert sorted(rates["cosine"], reverse=True) == rates["cosine"]
+    assert rates["tail"] == pytest.approx([3e-3, 3e-3, 1.5e-3, 0])  # constant, then a cosine
 
 
 def test_early_stop(run):
@@ -94,6 +100,57 @@ def test_the_best_network_is_chosen_on_held_out_images(run, folder):
     best, _ = load_network(result.folder / "best.pt")
     tested = evaluate(best, splits.test, pipeline_of(config), World(0, 1, torch.device("cpu")))
     assert result.test_accuracy == tested.accuracy
+
+
+def test_toys_are_held_out_with_all_their_images():
+    """One instance of each class; the others stay for training, and no toy is on both sides."""
+    labels, instances = torch.cartesian_prod(torch.arange(5), torch.tensor([4, 6, 7, 8, 9]).repeat(3)).T
+    toys = ImageSet(torch.zeros(75, 2, 48, 48, dtype=torch.uint8), labels, tuple("abcde"), {"instance": instances})
+    held_out, others = toys.split_instances(1, seed=0)
+    assert (len(held_out), len(others)) == (15, 60)
+    of = [set(zip(part.labels.tolist(), part.factors["instance"].tolist(), strict=True)) for part in (held_out, others)]
+    assert not of[0] & of[1]
+    assert sorted(label for label, _ in of[0]) == [0, 1, 2, 3, 4]
+    chosen = [toys.split_instances(1, seed=seed)[0].factors["instance"].tolist() for seed in range(4)]
+    assert chosen[0] == toys.split_instances(1, seed=0)[0].factors["instance"].tolist()
+    assert any(other != chosen[0] for other in chosen[1:])
+    with pytest.raises(ValueError, match="count must be below the 5 instances of a, but it is 5"):
+        toys.split_instances(5, seed=0)
+
+
+def test_the_best_network_is_chosen_on_held_out_toys(run, folder):
+    splits = load_splits(Config(**TINY, data_dir=folder, validation_instances=1))
+    assert len(splits.train) + len(splits.validation) == 54
+    assert len(splits.validation) > 0
+    rows = read_metrics(run(validation_instances=1, evaluate_every=2).folder)
+    assert [row["kind"] for row in rows if row["kind"] != "train"] == ["validation", "validation", "test"]
+
+
+def test_jitter_is_what_the_settings_say():
+    def jitter(**settings):
+        return pipeline_of(Config(**settings)).jitter
+
+    assert jitter(data="smallnorb") == JITTERS["last"]
+    assert jitter(data="smallnorb", jitter="first") == JITTERS["first"]
+    assert jitter(data="smallnorb", jitter="none") is None
+    assert jitter(data="mnist") is None
+    assert jitter(data="mnist", jitter="last") == JITTERS["last"]
+    assert jitter(data="smallnorb", standardise="none") == JITTERS["first"]  # pixels of 0 to 1
+    pipeline = pipeline_of(Config(rotation=5, scaling=0.1, edge_padding=3, standardise_channels=True))
+    assert (pipeline.rotation, pipeline.scaling, pipeline.per_channel) == (5.0, 0.1, True)
+    assert (pipeline.pad, pipeline.edges) == (3, "repeat")
+
+
+def test_mixup_changes_training_alone(run):
+    mixed, again, plain = run(mixup=0.2), run(mixup=0.2), run()
+    assert same(weights(mixed), weights(again), rtol=0, atol=0)
+    assert not same(weights(mixed), weights(plain))
+
+
+def test_competition_and_lambda_reach_the_layers():
+    config = Config(competition="local", final_lambda=0.5, iterations=2)
+    network = build_network(config, task_by_name(config))
+    assert network.conv_caps1.routing == EMRouting(2, 0.5, competition="local")
 
 
 def test_novel_views(run, folder):
@@ -129,7 +186,7 @@ def test_crops(run, crops):
 
 def test_a_network_learns(run):
     """The metrics say so, and so does the result."""
-    result = run(steps=60)
+    result = run(steps=60, jitter="none")
     rows = read_metrics(result.folder)
     assert rows[-2]["kind"] == "train"
     assert rows[-2]["loss"] < 0.5 * rows[0]["loss"]
@@ -198,6 +255,15 @@ def test_configuration_files(tmp_path, run):
         ({"device": "abacus"}, "--device must be auto, cpu, cuda"),
         ({"device": "cuda:99"}, "--device cuda:99 is not there"),
         ({"validation": 54}, "--validation must be below 54"),
+        ({"validation": 5, "validation_instances": 1}, "--validation and --validation-instances cannot both be given"),
+        ({"validation_instances": 99}, "--validation-instances: count must be below the .* instances of animal"),
+        ({"validation_instances": 1, "data": "mnist"}, "--validation-instances needs data with instances"),
+        ({"jitter": "last", "standardise": "none"}, "--jitter last is for standardised images"),
+        ({"scaling": 1.0}, "--scaling must be at least 0 and below 1, but it is 1.0"),
+        ({"lr_tail": 0.0}, "--lr-tail must be above 0 and at most 1, but it is 0.0"),
+        ({"competition": "local"}, "--competition is for networks with EM routing, which linear is not"),
+        ({"capsule_dropout": 1.0}, "--capsule-dropout must be at least 0 and below 1, but it is 1.0"),
+        ({"final_lambda": 0.0}, "--final-lambda must be above 0, but it is 0.0"),
         ({"novel": "azimuth", "data": "mnist"}, "--novel azimuth needs data with views"),
         ({"loss": "spread"}, "--loss spread is for capsules"),
         ({"data": "multimnist", "model": "matrix-capsnet"}, "--loss spread is for one class an image"),
@@ -236,3 +302,13 @@ def test_recipes_can_be_used(recipe):
     config = Config(**read_config(recipe))
     assert loss_of(config)
     assert pipeline_of(config)
+
+
+def test_a_checkpoint_describes_data_of_ones_own(monkeypatch):
+    """With the jitter of their pipeline, which is nested."""
+    pipeline = Pipeline(crop=8, jitter=JITTERS["last"], standardise="image")
+    monkeypatch.setitem(DATASETS, "mine:load", DATASETS["mnist"]._replace(pipeline=pipeline))
+    description = own.describe("mine:load")
+    monkeypatch.delitem(DATASETS, "mine:load")
+    own.add_described("mine:load", description)
+    assert DATASETS["mine:load"].pipeline == pipeline

@@ -14,6 +14,7 @@ from tritoncaps.layers import (
     PrimaryCaps3d,
 )
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
+from tritoncaps.regularization import CapsuleDropout, CapsuleNorm
 from tritoncaps.routing import (
     Components,
     DynamicRouting,
@@ -30,6 +31,8 @@ from tritoncaps.vector_layers import ConvVectorCaps2d, VectorCaps, VectorPrimary
 from tritoncaps.version import __version__
 
 __all__ = [
+    "CapsuleDropout",
+    "CapsuleNorm",
     "Capsules",
     "ClassCaps",
     "Components",

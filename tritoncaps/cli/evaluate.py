@@ -6,6 +6,7 @@ examples:
   tritoncaps evaluate runs/smallnorb-matrix-capsnet --by azimuth      accuracy from every side
   tritoncaps evaluate runs/toynorb-matrix-capsnet-small --data smallnorb   on other data of the same kind
   tritoncaps evaluate runs/mnist-build --model nets:build             a network of your own: build in nets.py
+  tritoncaps evaluate --pretrained toynorb                            a network that comes with the package
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from typing import Any
 from tritoncaps.data import data_folder
 from tritoncaps.data.images import degrees
 from tritoncaps.data.pipeline import CROPS
+from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training import evaluate, load_network, pipeline_of
 from tritoncaps.training.distributed import world
 from tritoncaps.training.evaluation import views
 from tritoncaps.training.own import add_data, find_all
-from tritoncaps.training.saved import task_by_name
+from tritoncaps.training.saved import load_pretrained_network, task_by_name
 from tritoncaps.training.task import check_fits, load_test, task_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", metavar="RUN", help="a run's folder, or a checkpoint")
+    network = parser.add_mutually_exclusive_group(required=True)
+    network.add_argument("run_folder", metavar="RUN", nargs="?", help="a run's folder, or a checkpoint")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
+    parser.add_argument("--no-average", action="store_true", help="the weights themselves, not their moving average")
     parser.add_argument("--data", metavar="NAME", help="other data than the network was trained for, or your own")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
@@ -40,7 +45,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     own = find_all(model=args.model, data=args.data)
-    network, config = load_network(args.run_folder, own.get("network"))
+    if args.pretrained:
+        network, config, _ = load_pretrained_network(args.pretrained)
+    else:
+        network, config = load_network(args.run_folder, own.get("network"), averaged=not args.no_average)
     made_for = task_by_name(config)
     changes = {name: getattr(args, name) for name in ("data", "data_dir", "crops")}
     changes = {name: value for name, value in changes.items() if value is not None}

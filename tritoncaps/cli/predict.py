@@ -6,6 +6,7 @@ become white under dark ink and black under bright ink. A file that is not a pic
 the exit code is 1.
 
 examples:
+  tritoncaps predict --pretrained mnist seven.png                     a network that comes with the package
   tritoncaps predict --run runs/mnist-capsnet seven.png two.png
   tritoncaps predict --run runs/mnist-capsnet *.png --json
   tritoncaps predict --run runs/mnist-capsnet --invert scan.jpg       dark ink on white paper
@@ -24,15 +25,18 @@ from torch import Tensor
 
 from tritoncaps.data import DATASETS, DataError
 from tritoncaps.extras import require
+from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
 from tritoncaps.training.own import find_all
-from tritoncaps.training.saved import load_network
+from tritoncaps.training.saved import load_network, load_pretrained_network
 from tritoncaps.training.task import pipeline_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
-    parser.add_argument("--run", required=True, metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
+    network = parser.add_mutually_exclusive_group(required=True)
+    network.add_argument("--run", metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
     parser.add_argument("--invert", action="store_true", help="exchange dark and bright")
     parser.add_argument("--crops", type=int, default=1, choices=(1, 5, 13), help="crops to average over")
@@ -41,7 +45,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     require("PIL", "predict", "train")
-    network, config = load_network(args.run_folder, find_all(model=args.model).get("network"))
+    if args.pretrained:
+        network, config, _ = load_pretrained_network(args.pretrained)
+    else:
+        network, config = load_network(args.run_folder, find_all(model=args.model).get("network"))
     entry = DATASETS[config.data]
     channels = 1 if config.mono else entry.shape[0]
     broken = 0

@@ -20,7 +20,7 @@ from tritoncaps.data.idx import CLOTHES, DIGITS, load_fashion_mnist, load_mnist
 from tritoncaps.data.images import ImageSet, familiar_views
 from tritoncaps.data.multimnist import MultiMNIST, load_multimnist
 from tritoncaps.data.norb import CATEGORIES, load_smallnorb
-from tritoncaps.data.pipeline import Pipeline
+from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.data.svhn import load_svhn
 from tritoncaps.data.toynorb import load_toynorb
 from tritoncaps.waiting import Waiting
@@ -51,8 +51,8 @@ class Entry(NamedTuple):
     description: str
 
 
-# the authors' own pipeline: 96 to 48 pixels, brightness, contrast, a crop of 32, standardised last
-_NORB = Pipeline(crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise="crop")
+# Hinton 2018: 96 to 48 pixels, standardised, a crop of 32, then brightness and contrast
+_NORB = Pipeline(crop=32, jitter=JITTERS["last"], standardise="image")
 
 _DIGITS = Pipeline(pad=2, standardise="crop")
 _PLAIN = Pipeline(standardise="crop")

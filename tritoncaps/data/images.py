@@ -51,6 +51,26 @@ class ImageSet(Dataset):
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         return self.select(order[:count]), self.select(order[count:])
 
+    def split_instances(self, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
+        """All images of ``count`` objects of each class, chosen at random, and those of the others.
+
+        Images of the same object are alike, so only other objects show how well a network knows the class.
+        """
+        if "instance" not in self.factors:
+            raise ValueError("images must have the factor 'instance', but these have none")
+        generator = torch.Generator().manual_seed(seed)
+        held_out = torch.zeros(len(self), dtype=torch.bool)
+        for label in range(len(self.classes)):
+            of_class = self.labels == label
+            instances = self.factors["instance"][of_class].unique()
+            if len(instances) <= count:
+                raise ValueError(
+                    f"count must be below the {len(instances)} instances of {self.classes[label]}, but it is {count}"
+                )
+            chosen = instances[torch.randperm(len(instances), generator=generator)[:count]]
+            held_out |= of_class & torch.isin(self.factors["instance"], chosen)
+        return self.select(held_out), self.select(~held_out)
+
     def mono(self) -> ImageSet:
         """The first channel alone."""
         return replace(self, images=self.images[:, :1])

@@ -10,7 +10,9 @@ from typing import Any, get_args, get_type_hints
 
 from tritoncaps.data import DATASETS
 from tritoncaps.data.pipeline import CROPS
-from tritoncaps.training.networks import NETWORKS
+from tritoncaps.training.networks import COMPETITIONS, NETWORKS
+
+LOSSES = ("auto", "spread", "margin", "cross-entropy", "logit-cross-entropy")
 
 
 class ConfigError(ValueError):
@@ -35,16 +37,34 @@ class Config:
     validation: int = _setting(
         0, "training images to hold out, to choose the best network on instead of the test images"
     )
+    validation_instances: int = _setting(
+        0, "objects of each class to hold out with all their images, to choose on: they are new to the network"
+    )
     standardise: str = _setting("auto", "images of mean 0 and variance 1", ("auto", "crop", "image", "none"))
+    standardise_channels: bool = _setting(False, "standardise each channel (each eye) by itself")
+    jitter: str = _setting(
+        "auto",
+        "brightness and contrast: last, on what is standardised (the papers), or first (the authors' code)",
+        ("auto", "last", "first", "none"),
+    )
+    rotation: float = _setting(0.0, "turn training images by up to this many degrees")
+    scaling: float = _setting(0.0, "scale training images by factors of 1 - X to 1 + X")
+    edge_padding: int = _setting(0, "pixels by which the images' edges are repeated, before they are cropped at random")
     crops: int = _setting(1, "crops of each test image whose predictions are averaged", tuple(CROPS))
 
     model: str = _setting("matrix-capsnet-small", "network", NETWORKS, own=True)
     iterations: int = _setting(3, "routing iterations")
+    competition: str = _setting(
+        "global", "EM routing: all parents of a child compete for it, or the types at one position", COMPETITIONS
+    )
+    final_lambda: float | None = _setting(None, "EM routing: what the inverse temperature tends to [1]")
+    capsule_norm: bool | None = _setting(None, "batch normalisation of capsules [only in tiny-capsnet]")
+    capsule_dropout: float = _setting(0.0, "probability that a capsule before the last layer is silent in training")
+    primary_bias: float = _setting(0.0, "of the logits of primary activations, at the start; the authors' code: -1")
     backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
 
-    loss: str = _setting(
-        "auto", "loss; auto: the network's own", ("auto", "spread", "margin", "cross-entropy"), own=True
-    )
+    loss: str = _setting("auto", "loss; auto: the network's own", LOSSES, own=True)
+    mixup: float = _setting(0.0, "mix pairs of images by shares of Beta(X, X); 0: none")
     margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
     margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")
     reconstruction: float = _setting(0.0005, "weight of the decoder's squared error, for networks that have one")
@@ -54,7 +74,12 @@ class Config:
     batch_size: int = _setting(64, "images of a step, over all devices")
     accumulate: int = _setting(1, "parts that a device's share of a batch is computed in, to save memory")
     lr: float = _setting(3e-3, "learning rate of Adam")
-    lr_schedule: str = _setting("exponential", "how it decays; cosine: to 0 at the end", ("exponential", "cosine"))
+    lr_schedule: str = _setting(
+        "exponential",
+        "how it decays; cosine: to 0 at the end; tail: constant, then a cosine to 0",
+        ("exponential", "cosine", "tail"),
+    )
+    lr_tail: float = _setting(0.4, "share of the run in which the schedule tail decays")
     lr_decay: float = _setting(0.96, "factor of the exponential schedule")
     lr_decay_steps: int = _setting(20_000, "steps in which this factor is reached")
     weight_decay: float = _setting(2e-7, "weight of the L2 penalty")
@@ -85,8 +110,20 @@ class Config:
             self._at_least(key, 1)
         for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps"):
             self._at_least(key, 1)
-        for key in ("validation", "workers", "patience", "lr", "weight_decay", "reconstruction", "seed"):
+        for key in ("validation", "validation_instances", "edge_padding", "workers", "patience", "seed"):
             self._at_least(key, 0)
+        for key in ("lr", "weight_decay", "reconstruction", "rotation", "mixup"):
+            self._at_least(key, 0)
+        if self.validation and self.validation_instances:
+            raise ConfigError("--validation and --validation-instances cannot both be given")
+        if not 0 < self.lr_tail <= 1:
+            raise ConfigError(f"--lr-tail must be above 0 and at most 1, but it is {self.lr_tail}")
+        if not 0 <= self.capsule_dropout < 1:
+            raise ConfigError(f"--capsule-dropout must be at least 0 and below 1, but it is {self.capsule_dropout}")
+        if not 0 <= self.scaling < 1:
+            raise ConfigError(f"--scaling must be at least 0 and below 1, but it is {self.scaling}")
+        if self.final_lambda is not None and not 0 < self.final_lambda < float("inf"):
+            raise ConfigError(f"--final-lambda must be above 0, but it is {self.final_lambda}")
         if not 0 <= self.ema < 1:
             raise ConfigError(f"--ema must be at least 0 and below 1, but it is {self.ema}")
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
@@ -34,7 +35,7 @@ from tritoncaps.training.distributed import World, world
 from tritoncaps.training.evaluation import Evaluation, as_it_is, autocast, evaluate, views
 from tritoncaps.training.interrupts import Interrupts
 from tritoncaps.training.metrics import Metrics
-from tritoncaps.training.objective import Objective, correct
+from tritoncaps.training.objective import Objective, correct, mix
 from tritoncaps.training.own import BuildNetwork, LoadData, Loss, describe, try_network, with_own
 from tritoncaps.training.progress import Progress
 from tritoncaps.training.task import Data, build_network, load_splits, loss_of, pipeline_of, task_of
@@ -129,7 +130,9 @@ class Trainer:
             self.network.compile()
         self.parallel: nn.Module = self.objective
         if w.size > 1:
-            self.parallel = DistributedDataParallel(self.objective, broadcast_buffers=False)
+            # running statistics of batch normalisation are those of the first process
+            normed = any(isinstance(module, _BatchNorm) for module in self.network.modules())
+            self.parallel = DistributedDataParallel(self.objective, broadcast_buffers=normed)
         self.totals = torch.zeros(3, dtype=torch.float64, device=w.device)  # loss, right, images since the last log
         self.speed, self._clock, self._logged = 0.0, 0.0, (self.step, self.seconds)
         self.metrics = Metrics(self.folder, self.step) if w.is_main else None
@@ -224,11 +227,19 @@ class Trainer:
         images, labels, *drawings = (x.to(self.world.device, non_blocking=True) for x in batch)
         seen = self.pipeline.train(images, random.to(self.world.device))
         target = drawings[0].float() / 255 if drawings else None
+        share = self._share_of_labels()
         with autocast(self.world.device, self.config.amp):
-            loss, scores = self.parallel(seen, labels, target)
+            loss, scores = self.parallel(mix(seen, share) if share < 1 else seen, labels, target, share)
         self.scaler.scale(loss / self.config.accumulate).backward()
         right = correct(scores.detach(), labels).sum()
         self.totals += torch.stack([loss.detach() * len(labels), right, right.new_tensor(len(labels))])
+
+    def _share_of_labels(self) -> float:
+        """Of mixup, drawn for each part of a batch: at least a half, so that an image's own label counts most."""
+        if not self.config.mixup:
+            return 1.0
+        share = torch.distributions.Beta(self.config.mixup, self.config.mixup).sample().item()
+        return max(share, 1 - share)
 
     def _batches(self) -> Iterator[list[tuple[Tensor, ...]]]:
         """From the current step to the last, the parts of this process's share of each batch."""
@@ -384,9 +395,12 @@ class Trainer:
         return config.batch_size // (processes * config.accumulate)
 
     def _learning_rate(self) -> float:
-        if self.config.lr_schedule == "cosine":
-            return self.config.lr * 0.5 * (1 + math.cos(math.pi * min(self.step / self.steps, 1)))
-        return self.config.lr * self.config.lr_decay ** (self.step / self.config.lr_decay_steps)
+        config, done = self.config, min(self.step / self.steps, 1.0)
+        if config.lr_schedule == "exponential":
+            return config.lr * config.lr_decay ** (self.step / config.lr_decay_steps)
+        if config.lr_schedule == "tail":
+            done = max(done - (1 - config.lr_tail), 0.0) / config.lr_tail
+        return config.lr * 0.5 * (1 + math.cos(math.pi * done))
 
     def _is_time_to_evaluate(self) -> bool:
         return self.step == self.steps or self.step % (self.config.evaluate_every or self.steps_per_epoch) == 0
@@ -408,7 +422,10 @@ class Trainer:
 _COUNTERS = ("step", "seconds", "best", "evaluations_since_best", "evaluated")
 
 # what a run is; the other settings may change when it goes on
-_FIXED = ("data", "mono", "novel", "limit", "validation", "model", "iterations", "loss", "batch_size", "seed")
+_FIXED = (
+    *("data", "mono", "novel", "limit", "validation", "validation_instances", "model", "iterations", "competition"),
+    *("final_lambda", "capsule_norm", "loss", "batch_size", "seed"),
+)
 
 
 def _average(network: nn.Module, decay: float) -> AveragedModel:

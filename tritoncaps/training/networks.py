@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from tritoncaps.models import CapsNet, MatrixCapsNet, baselines
+from tritoncaps.models import CapsNet, MatrixCapsNet, TinyCapsNet, baselines
+
+COMPETITIONS = ("global", "local")
+EM_NETWORKS = ("matrix-capsnet-small", "matrix-capsnet", "tiny-capsnet")
 
 
 class Task(NamedTuple):
@@ -21,21 +24,26 @@ class Task(NamedTuple):
 
 
 class Network(NamedTuple):
-    """``build`` takes a task, the routing iterations and a backend. ``standardise``: it wants mean 0 and variance 1."""
+    """``build`` takes a task, the routing iterations and a backend; networks of ``EM_NETWORKS`` take more options by
+    name. ``standardise``: it wants mean 0 and variance 1."""
 
-    build: Callable[[Task, int, str | None], nn.Module]
+    build: Callable[..., nn.Module]
     loss: str
     standardise: bool
     description: str
 
 
-def _matrix_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+def _matrix_capsnet(task: Task, iterations: int, backend: str | None, **options: Any) -> nn.Module:
     channels = (256 if task.data == "cifar10" else 32, 32, 32, 32)
-    return MatrixCapsNet(task.channels, task.classes, channels, iterations, backend=backend)
+    return MatrixCapsNet(task.channels, task.classes, channels, iterations, backend=backend, **options)
 
 
-def _small_matrix_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
-    return MatrixCapsNet.small(task.channels, task.classes, iterations, backend=backend)
+def _small_matrix_capsnet(task: Task, iterations: int, backend: str | None, **options: Any) -> nn.Module:
+    return MatrixCapsNet.small(task.channels, task.classes, iterations, backend=backend, **options)
+
+
+def _tiny_capsnet(task: Task, iterations: int, backend: str | None, **options: Any) -> nn.Module:
+    return TinyCapsNet(task.channels, task.classes, _square(task), iterations=iterations, backend=backend, **options)
 
 
 def _capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
@@ -64,6 +72,7 @@ def _square(task: Task) -> int:
 NETWORKS: dict[str, Network] = {
     "matrix-capsnet-small": Network(_small_matrix_capsnet, "spread", True, "EM routing, A=64 B=8 C=D=16"),
     "matrix-capsnet": Network(_matrix_capsnet, "spread", True, "EM routing, A=B=C=D=32"),
+    "tiny-capsnet": Network(_tiny_capsnet, "logit-cross-entropy", True, "EM routing, one routed layer, batch norm"),
     "capsnet": Network(_capsnet, "margin", False, "dynamic routing, with a decoder"),
     "cnn-smallnorb": Network(_baseline(baselines.SmallNORBBaseline), "cross-entropy", True, "baseline, Hinton 2018"),
     "cnn-mnist": Network(_baseline(baselines.MNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),
@@ -72,7 +81,8 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def build(name: str, task: Task, iterations: int = 3, backend: str | None = None) -> nn.Module:
+def build(name: str, task: Task, iterations: int = 3, backend: str | None = None, **options: Any) -> nn.Module:
+    """``options``, for networks of ``EM_NETWORKS``: ``routing``, ``norm``, ``dropout``, ``primary_bias``."""
     if name not in NETWORKS:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)}, but it is {name!r}")
-    return NETWORKS[name].build(task, iterations, backend)
+    return NETWORKS[name].build(task, iterations, backend, **options)

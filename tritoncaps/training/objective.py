@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from tritoncaps.capsules import Capsules
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
+from tritoncaps.regularization import LOGIT_EPSILON
 
 
 class Objective(nn.Module):
@@ -39,17 +40,27 @@ class Objective(nn.Module):
         if callable(set_step):
             set_step(step)
 
-    def forward(self, images: Tensor, labels: Tensor, drawings: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, images: Tensor, labels: Tensor, drawings: Tensor | None = None, share: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """The loss, and the scores of the classes [N, classes]. The decoder is to draw ``drawings``: the images, or
-        the digits [N, 2, C, H, W] of which they are made."""
+        the digits [N, 2, C, H, W] of which they are made. ``share``: of the labels, if images were mixed (:func:`mix`).
+        """
         outputs = self.network(images)
         loss = self.loss(outputs, labels)
+        if share < 1:
+            loss = share * loss + (1 - share) * self.loss(outputs, labels.flip(0))
         if self.reconstruction:
             target = images if drawings is None else drawings
             classes = labels if labels.ndim == 1 else _present(labels)
             drawn = self.network.reconstruct(outputs, classes)  # type: ignore[operator]
             loss = loss + self.reconstruction * (drawn - target).square().sum() / len(images)
         return loss, class_scores(outputs)
+
+
+def mix(images: Tensor, share: float) -> Tensor:
+    """Mixup (Zhang et al. 2018): each image with one of the other end of the batch."""
+    return share * images + (1 - share) * images.flip(0)
 
 
 def class_scores(outputs: Capsules | Tensor) -> Tensor:
@@ -76,12 +87,19 @@ class CrossEntropy(nn.Module):
         return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype)) * labels.shape[1]
 
 
+class LogitCrossEntropy(CrossEntropy):
+    """Cross-entropy of the logits of capsules' activations, in which a capsule can be as sure as it likes."""
+
+    def forward(self, outputs: Capsules | Tensor, labels: Tensor) -> Tensor:
+        return super().forward(torch.logit(outputs[1], LOGIT_EPSILON), labels)
+
+
 def _loss(name: str, margin: str, steps: int) -> nn.Module:
     if name == "spread":
         schedules: dict[str, Callable[[int], float] | float]
         schedules = {"linear": LinearMargin(steps), "sigmoid": SigmoidMargin(steps), "fixed": 0.5}
         return SpreadLoss(schedules[margin])
-    return MarginLoss() if name == "margin" else CrossEntropy()
+    return {"margin": MarginLoss, "cross-entropy": CrossEntropy, "logit-cross-entropy": LogitCrossEntropy}[name]()
 
 
 def _present(labels: Tensor) -> Tensor:

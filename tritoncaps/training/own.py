@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps.data import DATASETS, Entry, ImageSet, Pipeline, data_folder
+from tritoncaps.data.pipeline import Jitter
 from tritoncaps.training.config import Config, ConfigError, is_own
 from tritoncaps.training.networks import NETWORKS, Network, Task
 
@@ -130,8 +131,10 @@ def add_described(name: str, description: dict[str, Any]) -> None:
         raise ConfigError(_wanted("data", name, "--data", "data"))
 
     if is_own(name) and name not in DATASETS:
-        shape, classes, pipeline = (description[key] for key in ("shape", "classes", "pipeline"))
-        DATASETS[name] = Entry(load, tuple(shape), tuple(classes), Pipeline(**pipeline), (), "your own")
+        shape, classes, treated = (description[key] for key in ("shape", "classes", "pipeline"))
+        jitter = Jitter(**treated["jitter"]) if treated["jitter"] else None
+        pipeline = Pipeline(**{**treated, "jitter": jitter})
+        DATASETS[name] = Entry(load, tuple(shape), tuple(classes), pipeline, (), "your own")
 
 
 def try_network(name: str, network: nn.Module, task: Task, loss: Loss | None) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from tritoncaps.data import DATASETS
+from tritoncaps.models.pretrained import load_pretrained
 from tritoncaps.training.checkpoint import CheckpointError, first_problem, load_checkpoint
 from tritoncaps.training.config import Config
 from tritoncaps.training.networks import Task
@@ -14,9 +16,12 @@ from tritoncaps.training.own import BuildNetwork, add_described, check_known, wi
 from tritoncaps.training.task import build_network, pipeline_of
 
 
-def load_network(path: str | Path, network: BuildNetwork | None = None) -> tuple[nn.Module, Config]:
+def load_network(
+    path: str | Path, network: BuildNetwork | None = None, averaged: bool = True
+) -> tuple[nn.Module, Config]:
     """The network of a run's folder or of a checkpoint, ready to use, and how it was trained.
 
+    ``averaged``: with the moving average of its weights, if the run has one; False: with the weights themselves.
     A run's folder has no code. If the network was one of your own, ``network`` is the function that builds it.
 
     >>> from tritoncaps.training import load_network, pipeline_of
@@ -31,13 +36,22 @@ def load_network(path: str | Path, network: BuildNetwork | None = None) -> tuple
         raise CheckpointError(f"{path} does not say what the images of {config.data} are like") from None
     check_known(config)
     built = build_network(config, task_by_name(config))
-    average = saved.get("average")
+    average = saved.get("average") if averaged else None
     weights = saved["network"] if average is None else _averaged(average)
     try:
         built.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit the network {config.model}: {first_problem(error)}") from None
     return built.eval(), config
+
+
+def load_pretrained_network(name: str) -> tuple[nn.Module, Config, dict[str, Any]]:
+    """A network that comes with the package, ready to use, how it was trained, and its card."""
+    settings, card, weights = load_pretrained(name)
+    config = Config(**settings)
+    network = build_network(config, task_by_name(config))
+    network.load_state_dict(weights)
+    return network.eval(), config, card
 
 
 def task_by_name(config: Config) -> Task:

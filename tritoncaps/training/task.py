@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from tritoncaps import EMRouting
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
-from tritoncaps.training.config import Config, ConfigError
-from tritoncaps.training.networks import NETWORKS, Task, build
+from tritoncaps.data.pipeline import JITTERS, Jitter
+from tritoncaps.training.config import Config, ConfigError, flag
+from tritoncaps.training.networks import EM_NETWORKS, NETWORKS, Task, build
 
 Data = ImageSet | MultiMNIST
 
@@ -35,6 +37,15 @@ def load_splits(config: Config) -> Splits:
         if config.validation >= len(train):
             raise ConfigError(f"--validation must be below {len(train)}, all images, but it is {config.validation}")
         validation, train = train.split(config.validation, config.seed)
+    if config.validation_instances:
+        if not isinstance(train, ImageSet) or "instance" not in train.factors:
+            raise ConfigError(
+                f"--validation-instances needs data with instances, such as toynorb, but it is {config.data}"
+            )
+        try:
+            validation, train = train.split_instances(config.validation_instances, config.seed)
+        except ValueError as error:
+            raise ConfigError(f"--validation-instances: {error}") from None
     if config.limit and config.limit < len(train):
         train = train.split(config.limit, config.seed)[0]
     if config.batch_size > len(train):
@@ -61,7 +72,25 @@ def pipeline_of(config: Config) -> Pipeline:
     chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
     if chosen is not None and config.model == "capsnet" and config.reconstruction:
         raise ConfigError("--model capsnet draws pixels of 0 to 1: use --standardise none, or --reconstruction 0")
-    return replace(pipeline, standardise=chosen)
+    padding = {"pad": config.edge_padding, "edges": "repeat"} if config.edge_padding else {}
+    return replace(
+        pipeline,
+        standardise=chosen,
+        per_channel=config.standardise_channels,
+        jitter=_jitter(config, pipeline, chosen is not None),
+        rotation=config.rotation,
+        scaling=config.scaling,
+        **padding,  # type: ignore[arg-type]
+    )
+
+
+def _jitter(config: Config, pipeline: Pipeline, standardised: bool) -> Jitter | None:
+    """What the configuration names, or the data set's own. The figures of "last" are for standardised images."""
+    if config.jitter == "last" and not standardised:
+        raise ConfigError("--jitter last is for standardised images: use --jitter first with --standardise none")
+    if config.jitter == "auto":
+        return pipeline.jitter if standardised or pipeline.jitter is None else JITTERS["first"]
+    return JITTERS.get(config.jitter)
 
 
 def task_of(config: Config, data: Data) -> Task:
@@ -70,7 +99,19 @@ def task_of(config: Config, data: Data) -> Task:
 
 
 def build_network(config: Config, task: Task) -> nn.Module:
-    return build(config.model, task, config.iterations, config.backend)
+    return build(config.model, task, config.iterations, config.backend, **_options(config))
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """What networks with EM routing take besides iterations and backend; others take nothing."""
+    if config.model not in EM_NETWORKS:
+        for name in ("competition", "final_lambda", "capsule_norm", "capsule_dropout", "primary_bias"):
+            if getattr(config, name) != getattr(Config, name):
+                raise ConfigError(f"{flag(name)} is for networks with EM routing, which {config.model} is not")
+        return {}
+    routing = EMRouting(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
+    norm = {} if config.capsule_norm is None else {"norm": config.capsule_norm}
+    return {"routing": routing, "dropout": config.capsule_dropout, "primary_bias": config.primary_bias, **norm}
 
 
 def check_fits(network: nn.Module, made_for: Task, task: Task) -> None:
@@ -94,6 +135,8 @@ def loss_of(config: Config, suits: str | None = None) -> str:
     """By name. ``suits``: the loss for a network of the user's, which has no entry for it."""
     own = suits or NETWORKS[config.model].loss
     chosen = own if config.loss == "auto" else config.loss
+    if config.mixup and config.model == "capsnet" and config.reconstruction:
+        raise ConfigError("--mixup has no single digit to draw: use --reconstruction 0")
     if own == "cross-entropy" and chosen != own:
         raise ConfigError(f"--loss {chosen} is for capsules; --model {config.model} is trained by cross-entropy")
     if config.data == "multimnist" and chosen == "spread":
