@@ -42,14 +42,14 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
 
 def _collect(statistics: Rows, moments: Rows, minus_centre: Rows, numbers: Rows) -> None:
     """Support, mean and variance of the moments of d = V - centre; the variance stands in the precision's rows."""
-    supported, scale = _inverse_support(moments[Moment.TOTAL], numbers)
+    alone, scale = _inverse_support(moments[Moment.TOTAL], numbers)
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
         variance = fma(moments[Moment.SECOND + h], scale, -(shift * shift))
-        zero = variance.like(0.0)
+        zero = shift * 0.0  # or nan
         variance = where(zero > variance, zero, variance)  # rounding alone makes it negative; nan stays
-        statistics[Statistic.MINUS_MEAN + h] = where(supported, minus_centre[h] - shift, 0.0)
-        statistics[Statistic.VARIANCE + h] = where(supported, variance, 0.0)
+        statistics[Statistic.MINUS_MEAN + h] = where(alone, zero, minus_centre[h] - shift)
+        statistics[Statistic.VARIANCE + h] = where(alone, zero, variance)
     statistics[Statistic.SUPPORT] = moments[Moment.TOTAL]
 
 
