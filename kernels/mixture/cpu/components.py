@@ -19,6 +19,10 @@ TWICE_LINEAR, TWICE_QUADRATIC, OFFSET = Slope.TWICE_LINEAR, Slope.TWICE_QUADRATI
 SHIFT, MINUS_CENTRE = Slope.SHIFT, Slope.MINUS_CENTRE
 TOTAL, FIRST, SECOND = Moment.TOTAL, Moment.FIRST, Moment.SECOND
 
+# factors that keep the dtype of what they multiply
+ONE, MINUS_ONE, TWO = np.float32(1), np.float32(-1), np.float32(2)
+HALF, MINUS_HALF = np.float32(0.5), np.float32(-0.5)
+
 
 @part
 def _copy(out, at, given, start, count, factor):  # type: ignore[no-untyped-def]
@@ -43,11 +47,11 @@ def pack_components(  # type: ignore[no-untyped-def]
                 if count < lanes:
                     rows[row : row + STATISTICS * lanes] = 0
                     rows[row + CONSTANT * lanes : row + (CONSTANT + 1) * lanes] = lowest
-                _copy(rows, row + CONSTANT * lanes, log_weight, index * C + c, count, 1)
+                _copy(rows, row + CONSTANT * lanes, log_weight, index * C + c, count, ONE)
                 for h in range(16):
                     given = (index * 16 + h) * C + c
-                    _copy(rows, row + (MINUS_MEAN + h) * lanes, mean, given, count, -1)
-                    _copy(rows, row + (PRECISION + h) * lanes, precision, given, count, 0.5)
+                    _copy(rows, row + (MINUS_MEAN + h) * lanes, mean, given, count, MINUS_ONE)
+                    _copy(rows, row + (PRECISION + h) * lanes, precision, given, count, HALF)
         task = next_task(counter, tasks)
 
 
@@ -62,7 +66,7 @@ def pack_centre(counter, tasks, e, first, images, chunks, rows, centre):  # type
                 row, c = ((index * e.blocks + block) * STATISTICS + MINUS_MEAN) * lanes, block * lanes
                 rows[row : row + 16 * lanes] = 0
                 for h in range(16):
-                    _copy(rows, row + h * lanes, centre, (index * 16 + h) * C + c, min(lanes, C - c), -1)
+                    _copy(rows, row + h * lanes, centre, (index * 16 + h) * C + c, min(lanes, C - c), MINUS_ONE)
         task = next_task(counter, tasks)
 
 
@@ -80,12 +84,12 @@ def pack_slopes(  # type: ignore[no-untyped-def]
                 row, earlier, count = parent * SLOPES * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
                 if count < lanes:
                     rows[row : row + SLOPES * lanes] = 0
-                _copy(rows, row + OFFSET * lanes, offset, index * C + c, count, 1)
+                _copy(rows, row + OFFSET * lanes, offset, index * C + c, count, ONE)
                 for h in range(16):
                     given = (index * 16 + h) * C + c
-                    _copy(rows, row + (TWICE_LINEAR + h) * lanes, linear, given, count, 2)
-                    _copy(rows, row + (TWICE_QUADRATIC + h) * lanes, quadratic, given, count, 2)
-                    _copy(rows, row + (MINUS_CENTRE + h) * lanes, centre, given, count, -1)
+                    _copy(rows, row + (TWICE_LINEAR + h) * lanes, linear, given, count, TWO)
+                    _copy(rows, row + (TWICE_QUADRATIC + h) * lanes, quadratic, given, count, TWO)
+                    _copy(rows, row + (MINUS_CENTRE + h) * lanes, centre, given, count, MINUS_ONE)
                     for lane in range(count if len(before) > 0 else 0):
                         mean = -before[earlier + (MINUS_MEAN + h) * lanes + lane]
                         rows[row + (SHIFT + h) * lanes + lane] = mean - centre[given + lane]
@@ -104,11 +108,11 @@ def unpack_moments(  # type: ignore[no-untyped-def]
             for block in range(e.blocks):
                 row, c = (index * e.blocks + block) * STATISTICS * lanes, block * lanes
                 count = min(lanes, C - c)
-                _copy(support, index * C + c, rows, row + SUPPORT * lanes, count, 1)
+                _copy(support, index * C + c, rows, row + SUPPORT * lanes, count, ONE)
                 for h in range(16):
                     found = (index * 16 + h) * C + c
-                    _copy(mean, found, rows, row + (MINUS_MEAN + h) * lanes, count, -1)
-                    _copy(variance, found, rows, row + (VARIANCE + h) * lanes, count, 1)
+                    _copy(mean, found, rows, row + (MINUS_MEAN + h) * lanes, count, MINUS_ONE)
+                    _copy(variance, found, rows, row + (VARIANCE + h) * lanes, count, ONE)
         task = next_task(counter, tasks)
 
 
@@ -124,11 +128,11 @@ def unpack_component_gradients(  # type: ignore[no-untyped-def]
             for block in range(e.blocks):
                 parent, c = index * e.blocks + block, block * lanes
                 row, component, count = parent * MOMENTS * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
-                _copy(grad_log_weight, index * C + c, rows, row + TOTAL * lanes, count, 1)
+                _copy(grad_log_weight, index * C + c, rows, row + TOTAL * lanes, count, ONE)
                 for h in range(16):
                     found = (index * 16 + h) * C + c
-                    _copy(grad_precision, found, rows, row + (SECOND + h) * lanes, count, -0.5)
+                    _copy(grad_precision, found, rows, row + (SECOND + h) * lanes, count, MINUS_HALF)
                     for lane in range(count):
-                        precision = 2 * components[component + (PRECISION + h) * lanes + lane]
+                        precision = TWO * components[component + (PRECISION + h) * lanes + lane]
                         grad_mean[found + lane] = precision * rows[row + (FIRST + h) * lanes + lane]
         task = next_task(counter, tasks)
