@@ -6,12 +6,17 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers share the cores
 
+import numpy as np
 import pytest
 import torch
-from triton.runtime.interpreter import InterpretedFunction, InterpreterOptions, interpreter_builder
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, InterpreterOptions, interpreter_builder
 
 # device_assert works, and an int32 that overflows raises
 interpreter_builder.options = InterpreterOptions(debug=True)
+
+# as on a GPU, the greater of nan and a number is the number, unless a kernel asks for nan
+InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
+InterpreterBuilder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)
 
 call = InterpretedFunction.__call__
 patched = set()

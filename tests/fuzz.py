@@ -36,7 +36,7 @@ MAPS = (
 )
 OTHER_VALUES = (None, "word", 3, -1.5, [1.0, 2.0], (), object(), RoutingMap.full((3,)), EMRouting(), DynamicRouting())
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64)
-CONTENTS = (float("nan"), float("inf"), -float("inf"), 0.0, 1e30, -1e30, 1e-38)
+CONTENTS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.3, -1e-7, 1e30, -1e30, 1e-38)
 
 
 def normal(*shape: int) -> Tensor:

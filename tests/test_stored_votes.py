@@ -303,3 +303,29 @@ def test_steps_compose_to_em_routing(backend):
     expected = problem.solve(functional.em_routing, problem.inputs())
     assert_close("poses", gaussians.mean, expected.poses)
     assert_close("activations", gaussians.activations, expected.activations)
+
+
+@pytest.mark.parametrize("activation", [0.7, 0.0])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_one_broken_vote_breaks_what_it_breaks_in_the_reference(backend, number, activation):
+    """Values and gradients are non-finite in the same places, even if the child of the vote is silent."""
+    routing_map = MAPS["conv"]
+    given = stored(routing_map, (4, 4))
+    parent, slot = next(iter(routing_map.parents(0)))
+    given["votes"][1, parent, slot, 0, 2, 0, 3] = number
+    given["activations"].flatten(2)[1, 0, 0] = activation
+    inputs = [given[name] for name in ("votes", "assignments", "activations", "beta_u", "beta_a")]
+
+    def run(backend):
+        options = {"routing_map": routing_map, "backend": backend}
+        fitted = values_and_gradients(lambda *x: functional.m_step(*x, inverse_temperature=0.3, **options), *inputs)
+        shared = values_and_gradients(
+            lambda votes, *g: functional.e_step(votes, Gaussians(*g), **options), given["votes"], *given["gaussians"]
+        )
+        return fitted + shared
+
+    found, expected = run(backend), run("reference")
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.isfinite(), y.isfinite())
+    assert not all(y.isfinite().all() for y in expected)

@@ -18,6 +18,7 @@ from torch import Tensor
 from tritoncaps import reference
 from tritoncaps._internal import second_derivatives  # noqa: F401, registers them
 from tritoncaps._internal.checks import (
+    check_activations,
     check_alike,
     check_competition,
     check_labels,
@@ -75,6 +76,10 @@ def em_routing(
 
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], beta_u and beta_a [C] ->
     Capsules([N, C, *out_size, 4, 4], [N, C, *out_size]). Under autocast it computes in float32.
+
+    Activations are weights of at least zero, usually probabilities. Negative ones count as zero, without a gradient; an
+    eager call on the CPU refuses them, because they are logits that miss their sigmoid. A child with activation zero is
+    ignored, even if its pose is inf or nan.
 
     With ``return_assignments``, a pair of these Capsules and the last assignments R [N, P, S, B, C], zero in missing
     slots, to look at: without gradient, and computed by the reference, image by image.
@@ -160,14 +165,14 @@ def _routed(
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
     images, in_caps = poses.shape[:2]
     check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
+    check_activations(activations)
     check_shape("weight", weight, [routing_map.num_weights, in_caps, "C", 4, 4])
     _check_parameters(parameters, routing, weight.shape[2])
     chosen = backends.choose(backend, poses.device)
     tensors = (poses, activations, weight)
     if chosen == "reference":
-        *_, (components, _) = reference.mixture_steps(*tensors, parameters, routing_map, routing)
-        activity = components.logit if logits else torch.sigmoid(components.logit)
-        return Capsules(components.mean.to(poses.dtype), activity.to(poses.dtype))
+        route = reference.mixture_logits if logits else reference.mixture_routing
+        return route(*tensors, parameters, routing_map, routing)
     flat = (
         poses.reshape(images, in_caps, routing_map.num_children, 4, 4),
         activations.reshape(images, in_caps, routing_map.num_children),
@@ -230,7 +235,7 @@ def _fused_mixture_logits(
 
 def _fused_mixture_routing(*given: Any) -> Capsules:
     mean, logit = _fused_mixture_logits(*given)
-    return Capsules(mean, torch.sigmoid(logit))
+    return Capsules(mean, torch.sigmoid(logit).clone())  # backward needs the result; a user may change the copy
 
 
 def _parents(mean: Tensor, activation: Tensor, routing_map: RoutingMap) -> Capsules:
@@ -290,7 +295,8 @@ def m_step(
     """Fit every parent's Gaussian to stored votes of any pose shape.
 
     votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], betas [C] ->
-    Gaussians of [N, C, *out_size, *pose] and [N, C, *out_size].
+    Gaussians of [N, C, *out_size, *pose] and [N, C, *out_size]. Negative activations are treated as by
+    :func:`em_routing`.
     """
     check_map(routing_map)
     given = {
@@ -309,6 +315,7 @@ def m_step(
     images, _, _, in_caps, out_caps = votes.shape[:5]
     check_shape("assignments", assignments, votes.shape[:5])
     check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
+    check_activations(activations)
     check_shape("beta_u", beta_u, [out_caps])
     check_shape("beta_a", beta_a, [out_caps])
     chosen = backends.choose(backend, votes.device)

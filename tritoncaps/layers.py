@@ -201,6 +201,8 @@ class ConvCaps2d(_ConvCaps):
 
     Capsules([N, in_caps, H, W, 4, 4], [N, in_caps, H, W]) -> ([N, out_caps, H', W', 4, 4], [N, out_caps, H', W'])
 
+    Activations are at least zero, usually the results of a sigmoid; see :func:`tritoncaps.functional.em_routing`.
+
     Args:
         in_caps, out_caps: capsule types of the children and of the parents.
         kernel_size, stride, padding, dilation: as in nn.Conv2d, ``padding="same"`` included; a child outside the input
@@ -230,6 +232,8 @@ class ClassCaps(_MatrixRoutedCaps):
     """One capsule for each class, which routes the votes of all children of all positions.
 
     Capsules([N, in_caps, *space, 4, 4], [N, in_caps, *space]) -> ([N, num_classes, 4, 4], [N, num_classes])
+
+    Activations are at least zero, usually the results of a sigmoid; see :func:`tritoncaps.functional.em_routing`.
 
     The transformation matrices are shared over positions. With ``coordinates``, the scaled position of each
     child's receptive field is added to the first entries of the right-hand column of its votes.

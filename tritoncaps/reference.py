@@ -67,7 +67,8 @@ def m_step(
                             cost_j = sum_h (beta_u_j + 1/2 log variance_jh) S_j / mean_data
                             logit_j = inverse_temperature (beta_a_j - cost_j)
 
-    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], betas [C].
+    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], of which those below zero
+    count as zero, betas [C].
     """
     support, mean, variance = moments(votes, assignments, activations, routing_map)
     variance = variance.clamp(min=variance_floor)
@@ -76,7 +77,7 @@ def m_step(
     cost_of_datum = (beta_u[(...,) + (None,) * len(over_pose)] + 0.5 * variance.log()).sum(over_pose)
     scale = mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
     logits = inverse_temperature * (beta_a - cost_of_datum * support / scale)
-    return Gaussians(mean, variance, logits)
+    return Gaussians(mean, variance.clone(), logits)  # backward needs the variance; a user may change the copy
 
 
 def moments(
@@ -86,15 +87,15 @@ def moments(
 
     S_j = sum_i r_ij,   mean_jh = sum_i r_ij V_ijh / S_j,   variance_jh = sum_i r_ij (V_ijh - mean_jh)^2 / S_j
 
-    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size]
-    -> [N, C, *out_size] and twice [N, C, *out_size, *pose].
+    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size],
+    of which those below zero count as zero -> [N, C, *out_size] and twice [N, C, *out_size, *pose].
     """
-    pose = votes.shape[5:]
+    pose, activations = votes.shape[5:], _not_negative(activations)
     votes = _ignore_missing(votes, routing_map).flatten(5)
-    r = assignments * _at_edges(activations, routing_map)[..., None]
+    r = _ignore_missing(assignments * _at_edges(activations, routing_map)[..., None], routing_map)
     support = reduce(r, "n p s b c -> n p c", "sum")
-    supported = support > least_support(support.dtype)
-    share = r / rearrange(support.where(supported, 1), "n p c -> n p 1 1 c")
+    alone = support <= least_support(support.dtype)  # false for nan, which must not be hidden
+    share = r / rearrange(support.masked_fill(alone, 1), "n p c -> n p 1 1 c")
     mean = einsum(share, votes, "n p s b c, n p s b c h -> n p c h")
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
     variance = einsum(share, deviation**2, "n p s b c, n p s b c h -> n p c h")
@@ -129,6 +130,7 @@ def assignments_from_logits(
     """Softmax of logits [N, P, S, B, C] over the parents that compete for each child, and a constant rival."""
     if competition == "local":
         log_sum = logits.logsumexp(dim=-1, keepdim=True)
+        log_sum = log_sum.masked_fill(log_sum.isneginf(), 0)
     else:
         of_child = _pairs_of_children(logits, routing_map)  # [N, L, pairs, B, C], -inf where there is no pair
         log_sum = rearrange(of_child, "n l d b c -> n b l (d c)").logsumexp(dim=-1)
@@ -168,8 +170,22 @@ def mixture_routing(
 
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4].
     """
+    mean, logit = mixture_logits(poses, activations, weight, parameters, routing_map, routing)
+    return Capsules(mean, torch.sigmoid(logit).clone())  # backward needs the result; a user may change the copy
+
+
+def mixture_logits(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Mapping[str, Tensor],
+    routing_map: RoutingMap,
+    routing: MixtureRouting,
+) -> Capsules:
+    """The same, with the logits of the activations in their place."""
     *_, (components, _) = mixture_steps(poses, activations, weight, parameters, routing_map, routing)
-    return Capsules(components.mean.to(poses.dtype), torch.sigmoid(components.logit).to(poses.dtype))
+    # copies: backward may need these tensors, and a user may change what is returned
+    return Capsules(*(x.to(poses.dtype, copy=True) for x in (components.mean, components.logit)))
 
 
 def mixture_steps(
@@ -186,6 +202,7 @@ def mixture_steps(
     l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2 over them
     """
     poses, activations, weight = map(widen, (poses, activations, weight))
+    activations = _not_negative(activations)
     parameters = {name: widen(x) for name, x in parameters.items()}
     votes = pose_votes(_silence(poses, activations), weight, routing_map)
     votes = coordinate_addition(votes, routing_map)
@@ -231,8 +248,9 @@ def squash(vectors: Tensor, dim: int = -1) -> Tensor:
     """|x|^2 / (1 + |x|^2) x / |x|: the direction is kept, the length becomes a probability."""
     square = (vectors**2).sum(dim, keepdim=True)
     # At x = 0 the root's slope is infinite, but squash's is zero: take the root of 1 there.
-    length = square.where(square > 0, 1).sqrt()
-    return vectors * (length / (1 + square)).where(square > 0, 0)
+    zero = square == 0
+    length = square.masked_fill(zero, 1).sqrt()
+    return vectors * (length / (1 + square)).masked_fill(zero, 0)
 
 
 def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
@@ -281,6 +299,11 @@ def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data
     if not mean_data:
         return 1.0
     return routing_map.num_children * in_caps / (routing_map.num_parents * out_caps)
+
+
+def _not_negative(activations: Tensor) -> Tensor:
+    """Zero instead of what is below it, without a gradient there; zero itself has one, and nan stays."""
+    return activations.masked_fill(activations < 0, 0)
 
 
 def _silence(poses: Tensor, activations: Tensor) -> Tensor:

@@ -61,8 +61,9 @@ class MixtureFunction(torch.autograd.Function):
             )
             moments += found
             log_sums += [log_sum] if t else []
-            mean, precision, log_weight, logit = fit(*found, wide, t)
-            components = [mean, precision, log_weight, found[1]]  # the next mean of the votes is near this one
+            support, centre, variance = found
+            mean, precision, log_weight, logit = fit(support, centre, variance, wide, t)
+            components = [mean, precision, log_weight, centre]  # the next mean of the votes is near this one
         # copies: a fit may return a moment as it is
         outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
         return *outputs, *moments, *log_sums
@@ -161,7 +162,7 @@ def slopes_of(
     support: Tensor, mean: Tensor, variance: Tensor, grad_support: Tensor, grad_mean: Tensor, grad_variance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """offset, linear, quadratic and centre (see `backend.Slopes`) from the gradients of a parent's moments."""
-    inverse = 1 / torch.where(support > least_support(support.dtype), support, 1)
+    inverse = 1 / support.masked_fill(support <= least_support(support.dtype), 1)  # nan stays
     linear, quadratic = grad_mean * inverse[:, :, None], grad_variance * inverse[:, :, None]
     return grad_support - (quadratic * variance).sum(2), linear, quadratic, mean
 

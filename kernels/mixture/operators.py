@@ -120,6 +120,8 @@ def em_routing_backward(
         needs_children,
         needs_weight,
     )
+    if grad_child_activations is not None:
+        grad_child_activations.masked_fill_(activations < 0, 0)
     none = poses.new_empty(0)
     return (
         none if grad_children is None else grad_children.to(poses.dtype),
@@ -216,8 +218,8 @@ def _edges(
     competition: str,
     backend: str,
 ) -> Any:
-    """The backend's own form of the inputs, from [N, B, L, 4, 4] and [N, B, L]."""
-    poses = poses.flatten(3)
+    """The backend's own form of the inputs, from [N, B, L, 4, 4] and [N, B, L]; a negative activation is zero."""
+    poses, activations = poses.flatten(3), activations.clamp(min=0)
     if backend == "cpu":
         poses, activations, weight = widen(poses), widen(activations), widen(weight)
         # a silent child is ignored, even if its pose is inf or nan; one sum tells that there is none of these

@@ -27,7 +27,8 @@ from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource, b
 def _source(
     poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str
 ) -> VoteSource:
-    return VoteSource(poses.flatten(3), activations, weight, Tables(*tables), competition)
+    """A negative activation is zero."""
+    return VoteSource(poses.flatten(3), activations.clamp(min=0), weight, Tables(*tables), competition)
 
 
 @operator
@@ -123,6 +124,8 @@ def mixture_gradients(
         needs_children,
         needs_weight,
     )
+    if grads[1] is not None:
+        grads[1].masked_fill_(activations < 0, 0)
     found = zip(grads, (poses, activations, weight), strict=True)
     grad_poses, grad_activations, grad_weight = (
         given.new_empty(0) if grad is None else grad.to(given.dtype) for grad, given in found

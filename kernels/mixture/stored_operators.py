@@ -118,8 +118,10 @@ def m_step_forward(
     mean_data: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """mean, variance [N, P, C, H] and logit [N, P, C] of every parent; and, for backward, the backend's statistics."""
-    tensors, options = (votes, assignments, activations, beta_u, beta_a), (variance_floor, mean_data)
+    """mean, variance [N, P, C, H] and logit [N, P, C] of every parent; and, for backward, the backend's statistics. A
+    negative activation is zero."""
+    tensors = (votes, assignments, activations.clamp(min=0), beta_u, beta_a)
+    options = (variance_floor, mean_data)
     *gaussians, statistics = _kernels(backend).m_step_forward(*tensors, Tables(*tables), inverse_temperature, *options)
     mean, variance, logit = (_as(x, votes) for x in gaussians)
     return mean, variance, logit, statistics
@@ -153,9 +155,11 @@ def m_step_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of votes, assignments, activations, beta_u and beta_a."""
     grads = (widen(x) for x in (grad_mean, grad_variance, grad_logit))
-    tensors, options = (votes, assignments, activations, beta_u, statistics), (variance_floor, mean_data)
+    tensors = (votes, assignments, activations.clamp(min=0), beta_u, statistics)
+    options = (variance_floor, mean_data)
     found = _kernels(backend).m_step_backward(*grads, *tensors, Tables(*tables), inverse_temperature, *options)
     grad_votes, *others = found
+    others[1].masked_fill_(activations < 0, 0)
     inputs = (assignments, activations, beta_u, beta_u)
     return grad_votes.to(votes.dtype), *(_as(x, given) for x, given in zip(others, inputs, strict=True))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._guards import detect_fake_mode
 from torch.autograd import forward_ad
 
 from tritoncaps.routing_map import RoutingMap
@@ -89,6 +90,15 @@ def check_number(name: str, value: object, least: float) -> None:
         raise ValueError(f"{name} must be a number of at least {least:g}, but it is {value!r}")
 
 
+def check_activations(activations: Tensor) -> None:
+    """None is clearly negative, as logits would be. Where numbers cannot be read without waiting, or at all, negative
+    ones count as zero."""
+    if not _traced() and activations.device.type == "cpu" and activations.numel():
+        least = activations.detach().amin().item()
+        if least < -1e-6:
+            raise ValueError(f"activations must be at least 0, as those of a sigmoid are, but one is {least:g}")
+
+
 def check_labels(labels: object, activations: Tensor) -> None:
     """Class indices [N] or a multi-hot [N, classes], for activations [N, classes]."""
     images, classes = activations.shape
@@ -114,7 +124,8 @@ def check_labels(labels: object, activations: Tensor) -> None:
 
 def _traced() -> bool:
     """Are numbers unknown, because torch compiles or transforms what is called?"""
-    return torch.compiler.is_compiling() or get_interpreter_stack() is not None
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export()
+    return traced or get_interpreter_stack() is not None or detect_fake_mode() is not None
 
 
 def refuse_script(module: object) -> object:

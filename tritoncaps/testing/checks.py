@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,8 +14,8 @@ from torch import Tensor
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing import EMRouting
 from tritoncaps.routing_map import RoutingMap
-from tritoncaps.testing.errors import assert_as_good_as, assert_close
-from tritoncaps.testing.problems import Inputs, Problem, Route, by_reference, gradients
+from tritoncaps.testing.errors import assert_as_good_as, assert_broken_alike, assert_close
+from tritoncaps.testing.problems import Inputs, Problem, Route, break_a_number, by_reference, gradients
 from tritoncaps.testing.strategies import problems
 
 Check = Callable[[Route, Problem], None]
@@ -140,6 +141,50 @@ def ignores_silent_children(route: Route, problem: Problem) -> None:
         _assert_same(result, results[0])
 
 
+def takes_negative_activations_as_zero(route: Route, problem: Problem) -> None:
+    """Without a gradient. These are so small that no function refuses them, but poses of nan would show."""
+    inputs = problem.inputs()
+    negative = inputs.activations < 0.5
+    poses = inputs.poses.masked_fill(negative[..., None, None], float("nan"))
+    results = []
+    for value in (0.0, -1e-7):
+        given = poses.clone().requires_grad_(), inputs.activations.masked_fill(negative, value).requires_grad_()
+        found = problem.solve(route, inputs._replace(poses=given[0], activations=given[1]))
+        results.append((found, torch.autograd.grad([x.sum() for x in found], given)))
+    (expected, expected_grads), (found, grads) = results
+    _assert_same(found, expected)
+    assert not grads[1][negative].any(), "a negative activation has a gradient"
+    assert_close("gradient of poses", grads[0], expected_grads[0])
+    assert_close("gradient of activations", grads[1], expected_grads[1].masked_fill(negative, 0))
+
+
+def breaks_where_the_reference_does(route: Route, problem: Problem) -> None:
+    """One nan or inf among the poses of active children: the same numbers of the same capsules are not finite, no
+    gradient is finite where the reference's is not, and nothing changes in other images."""
+    dtype = (torch.float64, torch.float32)[problem.seed % 2]
+    used = ((True, True), (True, False), (False, True))[problem.seed // 3 % 3]  # poses and activations, by the loss
+    problem = problem.but(images=problem.images + 1, layout="contiguous")
+    sound = problem.inputs(dtype)
+    place, broken = break_a_number(sound.poses, problem.seed)
+    # children of the same parents may be silent: nan spreads to them too
+    activations = sound.activations.masked_fill(sound.activations < 0.2, 0)
+    activations[place[:-2]] = 0.7
+    sound = sound._replace(activations=activations)
+
+    def run(route: Route, inputs: Any) -> list[Tensor]:
+        given = [x.detach().clone().requires_grad_() for x in inputs]
+        found = problem.solve(route, given)
+        generator = torch.Generator().manual_seed(problem.seed + 1)
+        losses = [(x * torch.randn(x.shape, generator=generator).to(dtype)).sum() for x in found]
+        wanted = [loss for loss, use in zip(losses, used, strict=True) if use]
+        return [*found, *torch.autograd.grad(wanted, given, materialize_grads=True)]
+
+    names = ["poses", "activations", *(f"gradient of {name}" for name in sound._fields)]
+    before, found = run(route, sound), run(route, sound._replace(poses=broken))
+    expected = run(by_reference, sound._replace(poses=broken))
+    assert_broken_alike(names, found, expected, before, int(place[0]))
+
+
 def treats_a_split_child_as_one(route: Route, problem: Problem) -> None:
     """Two copies of every child, each half as active, say the same (without mean_data, which counts them)."""
     if isinstance(problem.routing, EMRouting):
@@ -255,6 +300,8 @@ MIXTURE_CHECKS: tuple[Check, ...] = (
     ignores_the_order_of_child_types,
     follows_the_order_of_parent_types,
     ignores_silent_children,
+    takes_negative_activations_as_zero,
+    breaks_where_the_reference_does,
     knows_edges_not_convolutions,
     computes_only_what_is_asked,
     passes_gradcheck,

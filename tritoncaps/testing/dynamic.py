@@ -17,8 +17,8 @@ from torch import Tensor
 from tritoncaps import reference
 from tritoncaps.routing import DynamicRouting
 from tritoncaps.routing_map import RoutingMap
-from tritoncaps.testing.errors import assert_as_good_as, assert_close
-from tritoncaps.testing.problems import LAYOUTS, lay_out
+from tritoncaps.testing.errors import assert_as_good_as, assert_broken_alike, assert_close
+from tritoncaps.testing.problems import LAYOUTS, break_a_number, lay_out
 from tritoncaps.testing.strategies import routing_maps
 
 VectorRoute = Callable[..., Tensor]
@@ -157,6 +157,25 @@ def needs_differences_of_priors_only(route: VectorRoute, problem: VectorProblem)
     _assert_same(shifted, problem.solve(route, problem.inputs()))
 
 
+def breaks_where_the_reference_does(route: VectorRoute, problem: VectorProblem) -> None:
+    """One nan or inf among the poses: the same numbers of the same capsules are not finite, no gradient is finite where
+    the reference's is not, and nothing changes in other images."""
+    dtype = (torch.float64, torch.float32)[problem.seed % 2]
+    problem = problem.but(images=problem.images + 1, layout="contiguous")
+    sound = problem.inputs(dtype)
+    place, broken = break_a_number(sound.poses, problem.seed)
+
+    def run(route: VectorRoute, inputs: VectorInputs) -> list[Tensor]:
+        given = VectorInputs(*(x.detach().clone().requires_grad_() for x in inputs))
+        parents = problem.solve(route, given)
+        return [parents, *torch.autograd.grad(parents, given, _cotangent(problem, parents))]
+
+    before, found = run(route, sound), run(route, sound._replace(poses=broken))
+    expected = run(reference.dynamic_routing, sound._replace(poses=broken))
+    names = ["parents", *(f"gradient of {name}" for name in VectorInputs._fields)]
+    assert_broken_alike(names, found, expected, before, int(place[0]))
+
+
 def makes_parents_shorter_than_one(route: VectorRoute, problem: VectorProblem) -> None:
     lengths = problem.solve(route, problem.inputs()).norm(dim=-1)
     assert (lengths < 1).all()
@@ -238,6 +257,7 @@ VECTOR_CHECKS: tuple[Callable[[VectorRoute, VectorProblem], None], ...] = (
     turns_with_its_votes,
     needs_differences_of_priors_only,
     makes_parents_shorter_than_one,
+    breaks_where_the_reference_does,
     knows_edges_not_convolutions,
     computes_only_what_is_asked,
     passes_gradcheck,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,22 @@ def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, f
     plain_error, _ = _error(name, plain, exact)
     allowed = 2 * plain_error + floor * max(1.0, _largest(exact))
     assert error <= allowed, f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
+
+
+def assert_broken_alike(
+    names: Sequence[str], found: Sequence[Tensor], expected: Sequence[Tensor], before: Sequence[Tensor], image: int
+) -> None:
+    """``found`` and ``expected`` are what a route and the reference make of inputs with a nan in ``image``, ``before``
+    is what the route makes of the same inputs without it."""
+    for name, mine, theirs, sound in zip(names, found, expected, before, strict=True):
+        hidden = mine.isfinite() & ~theirs.isfinite()
+        assert not hidden.any(), f"{name} is finite where the reference's is not, at {hidden.nonzero()[0].tolist()}"
+        if not name.startswith("gradient"):
+            extra = ~mine.isfinite() & theirs.isfinite()
+            assert not extra.any(), f"{name} is not finite at {extra.nonzero()[0].tolist()}, but the reference's is"
+        if name.endswith(("poses", "activations", "parents")):
+            others = torch.arange(len(mine)) != image
+            assert_close(f"{name} of the other images", mine[others], sound[others], 1e-6)
 
 
 def _error(name: str, actual: Tensor, expected: Tensor) -> tuple[float, str]:

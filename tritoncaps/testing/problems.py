@@ -101,6 +101,15 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
     return x
 
 
+def break_a_number(x: Tensor, seed: int) -> tuple[tuple[int, ...], Tensor]:
+    """A copy with a nan, inf or -inf at some place, and the place."""
+    generator = torch.Generator().manual_seed(seed)
+    place = tuple(int(torch.randint(size, (), generator=generator)) for size in x.shape)
+    broken = x.detach().clone()
+    broken[place] = (float("nan"), float("inf"), -float("inf"))[seed % 3]
+    return place, broken
+
+
 def gradients(problem: Problem, route: Route, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Outputs and the gradients of all inputs, by name, for cotangents drawn from the problem's seed."""
     inputs = problem.inputs(dtype, requires_grad=True)

@@ -78,6 +78,10 @@ class Vector:
     def __gt__(self, other: Vector | float) -> ir.Value:
         return self.builder.fcmp_ordered(">", self.value, self.like(other).value)
 
+    def not_above(self, other: Vector | float) -> ir.Value:
+        """self <= other; false for nan."""
+        return self.builder.fcmp_ordered("<=", self.value, self.like(other).value)
+
     def bits(self) -> ir.Value:
         return self.builder.bitcast(self.value, self.form.integers)
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tritoncaps.kernels.common.triton.launching import REGISTERS
 from tritoncaps.kernels.dynamic.triton import config as dynamic_config
 from tritoncaps.kernels.mixture.triton import config
 
@@ -59,6 +60,7 @@ class Variant(NamedTuple):
         options = self.options
         words = [self.kernel.removesuffix("_kernel")]
         words += [options["WEIGHTS"]] if "WEIGHTS" in options else []
+        words += ["of any fit"] if options.get("ANY_FIT") else []
         words += ["local"] if options.get("LOCAL") else []
         words += ["of outputs"] if self.kernel == "slopes_kernel" and "p_moments" in self.absent else []
         words += ["of the last iteration"] if options.get("ALL") is False and "p_dV" in self.absent else []
@@ -86,6 +88,9 @@ def variants(target: str) -> Iterator[Variant]:
             yield variant._replace(storage="fp16")
     if target == "sm_90":
         yield from _gradient_variants(SHAPE, chosen, ALL=False)
+        yield from _any_fit_variants(SHAPE, chosen)
+        for variant in _any_fit_variants(SHAPE, double):
+            yield variant._replace(dtype="fp64", storage="fp64")
     if target == "sm_100":
         for variant in _stored_variants(SHAPE, chosen):
             yield variant._replace(storage="bf16")
@@ -109,15 +114,26 @@ def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) 
     yield from _likelihood_variants(shape, chosen)
 
 
+def _any_fit_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+    """The gradients of a fit whose mean is not that of the votes."""
+    options = {"WEIGHTS": "gradient", "LOCAL": False, "H": 16, "COUNT": 16, "ANY_FIT": True}
+    absent = ("p_votes", "p_weights")
+    yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
+    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", shape, chosen.child, ANY_FIT=True)
+    yield from _gradient_variants(shape, chosen, ANY_FIT=True)
+
+
 def _likelihood_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
     """The child view's sums for each group of competing parents."""
     yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
     yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", shape, chosen.child)
 
 
-def _gradient_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False, ALL: bool = True) -> Iterator[Variant]:
+def _gradient_variants(
+    shape: tuple[int, int], chosen: Any, LOCAL: bool = False, ALL: bool = True, ANY_FIT: bool = False
+) -> Iterator[Variant]:
     """The last sweep of the backward pass."""
-    options = {"LOCAL": LOCAL, "ALL": ALL}
+    options = {"LOCAL": LOCAL, "ALL": ALL, "ANY_FIT": ANY_FIT}
     yield _variant("mixture.triton.child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), **options)
     yield _variant("mixture.triton.weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), **options)
 
@@ -152,14 +168,15 @@ def _parent_variants() -> Iterator[Variant]:
         ("p_moments", "p_grad_variance", "p_grad_logit"),
         config.PARENT_WARPS,
     )
-    yield Variant("mixture.triton.parents", "outputs_kernel", options, (), config.PARENT_WARPS)
+    for kernel in ("outputs_kernel", "moments_kernel", "component_gradients_kernel"):
+        yield Variant("mixture.triton.parents", kernel, options, (), config.PARENT_WARPS)
     options = {"C": 32, "BLOCK_SPLITS": config.ADDED_SPLITS, "BLOCK": config.NUMBERS}
     yield Variant("mixture.triton.weight_view", "add_splits_kernel", options, (), 4)
 
 
 def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
     """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
-    from tritoncaps.kernels.dynamic.triton import squash
+    from tritoncaps.kernels.dynamic.triton.squash import tile as squash_tile
 
     for E in vectors:
         chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
@@ -182,8 +199,8 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
         )
         options = {**options, **weight_tile, "BD": dynamic_config.ROWS}
         yield Variant("dynamic.triton.views", "dynamic_weight_view_kernel", options, (), warps[1])
-        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash.tile(E)}, (), 4)
-        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash.tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash_tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash_tile(E)}, (), 4)
 
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
@@ -192,7 +209,7 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    limits = {} if target.startswith("gfx") else {"maxnreg": config.REGISTERS}
+    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
     options = {"num_warps": variant.num_warps, **limits}
     compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
@@ -232,6 +249,7 @@ def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
 def _variant(
     module: str, kernel: str, shape: tuple[int, int], tile: Any, absent: tuple[str, ...] = (), **options: Any
 ) -> Variant:
+    options.setdefault("ANY_FIT", False)
     options.update(B=shape[0], C=shape[1], BN=tile.BN, BB=tile.BB, BC=tile.BC)
     return Variant(module, kernel, options, absent, tile.num_warps)
 

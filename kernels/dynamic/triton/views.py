@@ -70,8 +70,8 @@ def agreement(b_votes, b_parents):
 
 @triton.jit
 def assignment(b_logit, b_log_sum):
-    """R = exp(l - log_sum), at most 1 whatever the rounding."""
-    return tl.exp(tl.minimum(b_logit - b_log_sum, 0.0))
+    """R = exp(l - log_sum), at most 1 whatever the rounding; nan stays."""
+    return tl.exp(tl.minimum(b_logit - b_log_sum, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit(launch_metadata=launch_metadata, do_not_specialize=[*SIZES, "steps"])
@@ -241,7 +241,7 @@ def dynamic_child_view_kernel(
     b_total = tl.sum(b_sum * b_scale, axis=1, keep_dims=True)
     if RIVAL:
         b_total += tl.exp(-b_top)
-    b_total = tl.where(b_total > 0, b_total, 1.0)
+    b_total = tl.where(b_total == 0, 1.0, b_total)
     o_group = (o_n * G + i_g) * B + i_b
     tl.store(p_log_sum + o_group, b_top + tl.log(b_total), mask=m_n)
     if p_g is not None:

@@ -41,9 +41,8 @@ class CPUMixture:
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         N, P, C = _parents(source)
-        numbers = source.poses.new_empty(N, C, P, dtype=source.dtype)
-        matrices = source.poses.new_empty(N, C, P, POSE, dtype=source.dtype)
-        return numbers.transpose(1, 2), matrices.permute(0, 2, 3, 1)
+        numbers = source.poses.new_empty(N, P, C, dtype=source.dtype)
+        return numbers, source.poses.new_empty(N, P, POSE, C, dtype=source.dtype)
 
     def empty_child_gradients(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         shape = source.activations.shape
@@ -71,9 +70,9 @@ class CPUMixture:
         rows = None
         if before is not None:
             rows = _pack_components(call, source, [before])[0]
-            add_to_parents(call, pack_centre, found, _memory(before.mean if before.centre is None else before.centre))
+            add_to_parents(call, pack_centre, found, array(before.mean if before.centre is None else before.centre))
         add_moments_of(call, rows, found, array(log_sum), numbers)
-        add_to_parents(call, unpack_moments, *map(_memory, (support, mean, variance)), found)
+        add_to_parents(call, unpack_moments, *map(array, (support, mean, variance)), found)
         call.plan.run()
         return support, mean, variance, log_sum
 
@@ -87,7 +86,7 @@ class CPUMixture:
         rows = _pack_slopes(call, source, components, [slopes])
         total = array(_rows("totals", source, _moments_shape))
         add_component_gradients(call, components[0], rows[1], array(log_sum), array(da), total)
-        grads = map(_memory, (grad_mean, grad_precision, grad_log_weight))
+        grads = map(array, (grad_mean, grad_precision, grad_log_weight))
         add_to_parents(call, unpack_component_gradients, *grads, total, components[0])
         call.plan.run()
         return grad_mean, grad_precision, grad_log_weight, da
@@ -143,7 +142,7 @@ def pack(source: VoteSource) -> Call:
 def _pack_components(call: Call, source: VoteSource, components: Sequence[Components]) -> _Packed:
     packed = _Packed(_rows("components", source, statistics_shape, len(components)))
     for t, given in enumerate(components):
-        add_to_parents(call, pack_components, packed[t], *map(_memory, given[:3]))
+        add_to_parents(call, pack_components, packed[t], *map(array, given[:3]))
     return packed
 
 
@@ -154,7 +153,7 @@ def _pack_slopes(
     packed = _Packed(_rows("slopes", source, slopes_shape, since + len(slopes)))
     nothing = np.empty(0, array(packed.tensor[:0]).dtype)
     for t, given in enumerate(slopes, since):
-        add_to_parents(call, pack_slopes, packed[t], components[t - 1] if t else nothing, *map(_memory, given))
+        add_to_parents(call, pack_slopes, packed[t], components[t - 1] if t else nothing, *map(array, given))
     return packed
 
 
@@ -172,11 +171,6 @@ def _moments_shape(images: int, parents: int, types: int, dtype: torch.dtype) ->
 def _parents(source: VoteSource) -> tuple[int, int, int]:
     """N, P and C."""
     return source.poses.shape[0], source.tables.children.shape[0], source.weight.shape[2]
-
-
-def _memory(x: Tensor) -> Any:
-    """A parents' tensor [N, P, 16, C] or [N, P, C] as it lies in memory, types slower than locations."""
-    return array(x.permute(0, 3, 1, 2) if x.ndim == 4 else x.transpose(1, 2))
 
 
 def _stacked(tensors: Sequence[Tensor], source: VoteSource) -> Tensor:

@@ -1,14 +1,14 @@
 """Components, slopes and moments of parents: between the tensors of operators and the rows that kernels read.
 
-In memory the tensors are [N, C, P, 16] or [N, C, P]: types are slower than locations. Rows are [N, P, blocks, rows,
-lanes], see `layout`.
+Tensors are matrices [N, P, 16, C] and numbers [N, P, C], contiguous: types are fastest, as they are in rows [N, P,
+blocks, rows, lanes] (see `layout`), so that all is copied by vectors. A task owns some parent locations of some images.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from tritoncaps.kernels.common.cpu.compiling import kernel
+from tritoncaps.kernels.common.cpu.compiling import kernel, part
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.mixture.cpu.layout import Moment, Slope, Statistic
 
@@ -18,6 +18,17 @@ VARIANCE, SUPPORT = Statistic.VARIANCE, Statistic.SUPPORT
 TWICE_LINEAR, TWICE_QUADRATIC, OFFSET = Slope.TWICE_LINEAR, Slope.TWICE_QUADRATIC, Slope.OFFSET
 SHIFT, MINUS_CENTRE = Slope.SHIFT, Slope.MINUS_CENTRE
 TOTAL, FIRST, SECOND = Moment.TOTAL, Moment.FIRST, Moment.SECOND
+
+# factors that keep the dtype of what they multiply
+ONE, MINUS_ONE, TWO = np.float32(1), np.float32(-1), np.float32(2)
+HALF, MINUS_HALF = np.float32(0.5), np.float32(-0.5)
+
+
+@part
+def _copy(out, at, given, start, count, factor):  # type: ignore[no-untyped-def]
+    """out = factor given, `count` numbers."""
+    for i in range(count):
+        out[at + i] = factor * given[start + i]
 
 
 @kernel
@@ -30,35 +41,32 @@ def pack_components(  # type: ignore[no-untyped-def]
     task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
-            n, p = index // P, index % P
             for block in range(e.blocks):
-                row = (index * e.blocks + block) * STATISTICS * lanes
-                rows[row : row + STATISTICS * lanes] = 0
-                rows[row + CONSTANT * lanes : row + (CONSTANT + 1) * lanes] = lowest
-                for lane in range(min(lanes, C - block * lanes)):
-                    capsule = (n * C + block * lanes + lane) * P + p
-                    rows[row + CONSTANT * lanes + lane] = log_weight[capsule]
-                    for h in range(16):
-                        rows[row + (MINUS_MEAN + h) * lanes + lane] = -mean[capsule * 16 + h]
-                        rows[row + (PRECISION + h) * lanes + lane] = precision[capsule * 16 + h] / 2
+                row, c = (index * e.blocks + block) * STATISTICS * lanes, block * lanes
+                count = min(lanes, C - c)
+                if count < lanes:
+                    rows[row : row + STATISTICS * lanes] = 0
+                    rows[row + CONSTANT * lanes : row + (CONSTANT + 1) * lanes] = lowest
+                _copy(rows, row + CONSTANT * lanes, log_weight, index * C + c, count, ONE)
+                for h in range(16):
+                    given = (index * 16 + h) * C + c
+                    _copy(rows, row + (MINUS_MEAN + h) * lanes, mean, given, count, MINUS_ONE)
+                    _copy(rows, row + (PRECISION + h) * lanes, precision, given, count, HALF)
         task = next_task(counter, tasks)
 
 
 @kernel
 def pack_centre(counter, tasks, e, first, images, chunks, rows, centre):  # type: ignore[no-untyped-def]
-    """The rows of means of rows [N, P, blocks, 36, lanes]."""
+    """The means of rows [N, P, blocks, 36, lanes]."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
-            n, p = index // P, index % P
             for block in range(e.blocks):
-                row = ((index * e.blocks + block) * STATISTICS + MINUS_MEAN) * lanes
+                row, c = ((index * e.blocks + block) * STATISTICS + MINUS_MEAN) * lanes, block * lanes
                 rows[row : row + 16 * lanes] = 0
-                for lane in range(min(lanes, C - block * lanes)):
-                    capsule = (n * C + block * lanes + lane) * P + p
-                    for h in range(16):
-                        rows[row + h * lanes + lane] = -centre[capsule * 16 + h]
+                for h in range(16):
+                    _copy(rows, row + h * lanes, centre, (index * 16 + h) * C + c, min(lanes, C - c), MINUS_ONE)
         task = next_task(counter, tasks)
 
 
@@ -71,22 +79,20 @@ def pack_slopes(  # type: ignore[no-untyped-def]
     task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
-            n, p = index // P, index % P
             for block in range(e.blocks):
-                parent = index * e.blocks + block
-                row, earlier = parent * SLOPES * lanes, parent * STATISTICS * lanes
-                rows[row : row + SLOPES * lanes] = 0
-                for lane in range(min(lanes, C - block * lanes)):
-                    capsule = (n * C + block * lanes + lane) * P + p
-                    rows[row + OFFSET * lanes + lane] = offset[capsule]
-                    for h in range(16):
-                        about = centre[capsule * 16 + h]
-                        rows[row + (TWICE_LINEAR + h) * lanes + lane] = 2 * linear[capsule * 16 + h]
-                        rows[row + (TWICE_QUADRATIC + h) * lanes + lane] = 2 * quadratic[capsule * 16 + h]
-                        rows[row + (MINUS_CENTRE + h) * lanes + lane] = -about
-                        if len(before) > 0:
-                            mean = -before[earlier + (MINUS_MEAN + h) * lanes + lane]
-                            rows[row + (SHIFT + h) * lanes + lane] = mean - about
+                parent, c = index * e.blocks + block, block * lanes
+                row, earlier, count = parent * SLOPES * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
+                if count < lanes:
+                    rows[row : row + SLOPES * lanes] = 0
+                _copy(rows, row + OFFSET * lanes, offset, index * C + c, count, ONE)
+                for h in range(16):
+                    given = (index * 16 + h) * C + c
+                    _copy(rows, row + (TWICE_LINEAR + h) * lanes, linear, given, count, TWO)
+                    _copy(rows, row + (TWICE_QUADRATIC + h) * lanes, quadratic, given, count, TWO)
+                    _copy(rows, row + (MINUS_CENTRE + h) * lanes, centre, given, count, MINUS_ONE)
+                    for lane in range(count if len(before) > 0 else 0):
+                        mean = -before[earlier + (MINUS_MEAN + h) * lanes + lane]
+                        rows[row + (SHIFT + h) * lanes + lane] = mean - centre[given + lane]
         task = next_task(counter, tasks)
 
 
@@ -99,15 +105,14 @@ def unpack_moments(  # type: ignore[no-untyped-def]
     task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
-            n, p = index // P, index % P
             for block in range(e.blocks):
-                row = (index * e.blocks + block) * STATISTICS * lanes
-                for lane in range(min(lanes, C - block * lanes)):
-                    capsule = (n * C + block * lanes + lane) * P + p
-                    support[capsule] = rows[row + SUPPORT * lanes + lane]
-                    for h in range(16):
-                        mean[capsule * 16 + h] = -rows[row + (MINUS_MEAN + h) * lanes + lane]
-                        variance[capsule * 16 + h] = rows[row + (VARIANCE + h) * lanes + lane]
+                row, c = (index * e.blocks + block) * STATISTICS * lanes, block * lanes
+                count = min(lanes, C - c)
+                _copy(support, index * C + c, rows, row + SUPPORT * lanes, count, ONE)
+                for h in range(16):
+                    found = (index * 16 + h) * C + c
+                    _copy(mean, found, rows, row + (MINUS_MEAN + h) * lanes, count, MINUS_ONE)
+                    _copy(variance, found, rows, row + (VARIANCE + h) * lanes, count, ONE)
         task = next_task(counter, tasks)
 
 
@@ -120,15 +125,14 @@ def unpack_component_gradients(  # type: ignore[no-untyped-def]
     task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
-            n, p = index // P, index % P
             for block in range(e.blocks):
-                parent = index * e.blocks + block
-                row, component = parent * MOMENTS * lanes, parent * STATISTICS * lanes
-                for lane in range(min(lanes, C - block * lanes)):
-                    capsule = (n * C + block * lanes + lane) * P + p
-                    grad_log_weight[capsule] = rows[row + TOTAL * lanes + lane]
-                    for h in range(16):
-                        precision = 2 * components[component + (PRECISION + h) * lanes + lane]
-                        grad_mean[capsule * 16 + h] = precision * rows[row + (FIRST + h) * lanes + lane]
-                        grad_precision[capsule * 16 + h] = -rows[row + (SECOND + h) * lanes + lane] / 2
+                parent, c = index * e.blocks + block, block * lanes
+                row, component, count = parent * MOMENTS * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
+                _copy(grad_log_weight, index * C + c, rows, row + TOTAL * lanes, count, ONE)
+                for h in range(16):
+                    found = (index * 16 + h) * C + c
+                    _copy(grad_precision, found, rows, row + (SECOND + h) * lanes, count, MINUS_HALF)
+                    for lane in range(count):
+                        precision = TWO * components[component + (PRECISION + h) * lanes + lane]
+                        grad_mean[found + lane] = precision * rows[row + (FIRST + h) * lanes + lane]
         task = next_task(counter, tasks)

@@ -139,11 +139,14 @@ def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
 
 def outputs(call: Call, statistics: Tensor) -> tuple[Tensor, Tensor]:
     """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations."""
-    sizes = call.edges.images, call.edges.parent_types, call.edges.parents_count
-    poses, activations = statistics.new_empty(*sizes, 16), statistics.new_empty(sizes)
-    add_to_parents(call, _outputs_kernel, array(poses), array(activations), array(statistics))
+    sizes = call.edges.images, call.edges.parents_count, call.edges.parent_types
+    # not views: a view that an operator returns cannot be changed in place
+    poses = torch.empty_permuted((*sizes[:2], 16, sizes[2]), (0, 3, 1, 2), dtype=statistics.dtype)
+    activations = torch.empty_permuted(sizes, (0, 2, 1), dtype=statistics.dtype)
+    given = array(poses.permute(0, 3, 1, 2)), array(activations.transpose(1, 2))
+    add_to_parents(call, _outputs_kernel, *given, array(statistics))
     call.plan.run()
-    return poses.permute(0, 2, 3, 1), activations.transpose(1, 2)
+    return poses, activations
 
 
 def output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:

@@ -19,13 +19,14 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
     """Mean, variance and logit of the moments of d = V - centre, and the likelihood that follows from them."""
     support, floor = moments[Moment.TOTAL], numbers.broadcast(Number.VARIANCE_FLOOR)
     exists = betas[Beta.EXISTS] > 0.0
-    supported, scale = _inverse_support(support, numbers)
+    alone, scale = _inverse_support(support, numbers)
     log_variance = None
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
         variance = maximum(fma(moments[Moment.SECOND + h], scale, -(shift * shift)), floor)
-        # a parent without support has mean zero, not the mean that it had before
-        statistics[Statistic.MINUS_MEAN + h] = where(exists, where(supported, minus_centre[h] - shift, 0.0), 0.0)
+        # a parent without support has mean zero, not the mean that it had before; but nan stays
+        mean = where(alone, shift * 0.0, minus_centre[h] - shift)
+        statistics[Statistic.MINUS_MEAN + h] = where(exists, mean, 0.0)
         statistics[Statistic.PRECISION + h] = where(exists, variance.like(0.5) / variance, 1.0)
         log_variance = log(variance) if log_variance is None else log_variance + log(variance)
     assert log_variance is not None
@@ -41,14 +42,14 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
 
 def _collect(statistics: Rows, moments: Rows, minus_centre: Rows, numbers: Rows) -> None:
     """Support, mean and variance of the moments of d = V - centre; the variance stands in the precision's rows."""
-    supported, scale = _inverse_support(moments[Moment.TOTAL], numbers)
+    alone, scale = _inverse_support(moments[Moment.TOTAL], numbers)
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
         variance = fma(moments[Moment.SECOND + h], scale, -(shift * shift))
-        zero = variance.like(0.0)
+        zero = shift * 0.0  # or nan
         variance = where(zero > variance, zero, variance)  # rounding alone makes it negative; nan stays
-        statistics[Statistic.MINUS_MEAN + h] = where(supported, minus_centre[h] - shift, 0.0)
-        statistics[Statistic.VARIANCE + h] = where(supported, variance, 0.0)
+        statistics[Statistic.MINUS_MEAN + h] = where(alone, zero, minus_centre[h] - shift)
+        statistics[Statistic.VARIANCE + h] = where(alone, zero, variance)
     statistics[Statistic.SUPPORT] = moments[Moment.TOTAL]
 
 
@@ -104,9 +105,9 @@ def _cost_of_datum(log_variance: Vector, betas: Rows) -> Vector:
 
 
 def _inverse_support(support: Vector, numbers: Rows) -> tuple[ir.Value, Vector]:
-    """Does a parent explain anything? And 1 / S, or 1 where it does not."""
-    supported = support > numbers.broadcast(Number.LEAST_SUPPORT)
-    return supported, support.like(1.0) / where(supported, support, 1.0)
+    """Does a parent explain nothing (false for nan)? And 1 / S, or 1 where it does not."""
+    alone = support.not_above(numbers.broadcast(Number.LEAST_SUPPORT))
+    return alone, support.like(1.0) / where(alone, support.like(1.0), support)
 
 
 def _sigmoid(x: Vector) -> Vector:

@@ -541,8 +541,8 @@ def _groups(e, task):  # type: ignore[no-untyped-def]
 
 @part
 def _inverse_support(support, limits):  # type: ignore[no-untyped-def]
-    """1 / S, or 1 where a parent explains nothing."""
-    return 1 / (support if support > limits[LEAST_SUPPORT] else 1)
+    """1 / S, or 1 where a parent explains nothing; nan stays."""
+    return 1 / (1 if support <= limits[LEAST_SUPPORT] else support)
 
 
 @part

@@ -1,6 +1,7 @@
-"""EM routing in Triton, for CUDA, ROCm and Triton's interpreter: the three views."""
+"""Mixture routings in Triton, for CUDA, ROCm and Triton's interpreter: the three views."""
 
 from tritoncaps.kernels.mixture.triton import stored
+from tritoncaps.kernels.mixture.triton.backend import TritonMixture
 from tritoncaps.kernels.mixture.triton.em_routing import (
     beta_gradients,
     child_and_weight_gradient,
@@ -16,7 +17,10 @@ from tritoncaps.kernels.mixture.triton.em_routing import (
     statistics_shape,
 )
 
+BACKEND = TritonMixture()
+
 __all__ = [
+    "BACKEND",
     "beta_gradients",
     "child_and_weight_gradient",
     "da_shape",

@@ -13,7 +13,7 @@ from tritoncaps.kernels.mixture.triton.votes import (
     ENTRIES,
     SLOPES,
     STATISTICS,
-    add_entries,
+    about_centre,
     assignment,
     below,
     edge_votes,
@@ -21,7 +21,7 @@ from tritoncaps.kernels.mixture.triton.votes import (
     load_entries,
     load_gaussian,
     load_offset,
-    load_shift,
+    load_origin,
     load_slopes,
     log_likelihood,
     subtract_entries,
@@ -138,7 +138,7 @@ def log_sum_kernel(
     b_top = tl.max(b_max, axis=2, keep_dims=True)
     b_top = tl.where(b_top == float("-inf"), 0.0, b_top)
     b_sum = tl.sum(b_sum * tl.exp(b_max - b_top), axis=2, keep_dims=True)
-    b_log_sum = b_top + tl.log(tl.where(b_sum > 0, b_sum, 1.0))
+    b_log_sum = b_top + tl.log(tl.where(b_sum == 0, 1.0, b_sum))
     tl.store(p_out + (o_n * G + i_g) * B + o_b, b_log_sum, mask=m_child)
 
 
@@ -163,13 +163,14 @@ def assignment_gradient_kernel(
     B: tl.constexpr,
     C: tl.constexpr,
     G,
+    ANY_FIT: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
 ):
     """da_i = sum_j R_ij G_ij over the parents j that compete for child i.
 
-    R = exp(l - log_sum),  G = A + sum_h (B_h + C_h e_h) e_h,  d = V - mean,  e = d + shift.
+    R = exp(l - log_sum),  G = A + sum_h (B_h + C_h e_h) e_h,  d = V - mean,  e = `about_centre`.
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
     p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [N, P, 36, C] and
@@ -204,8 +205,9 @@ def assignment_gradient_kernel(
             if tl.float64 == DTYPE:  # has no room for all: what depends on R, no compiler loads earlier
                 m_slopes = m_c & (b_R >= 0)
             b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
-            b_shift = load_shift(p_parent_slopes, m_slopes, C, DTYPE)
-            b_da += b_R * weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C)
+            b_origin = load_origin(p_parent_slopes, m_slopes, C, DTYPE)
+            b_e = about_centre(b_votes, b_d, b_origin, ANY_FIT)
+            b_da += b_R * weight_slope(b_e, b_A, b_B, b_C)
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
 
@@ -277,6 +279,7 @@ def child_gradient_kernel(
     G,
     T,
     ALL: tl.constexpr,
+    ANY_FIT: tl.constexpr,
     LOCAL: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -288,7 +291,7 @@ def child_gradient_kernel(
     there is no da.
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
-    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [T, N, P, 36, C], p_slopes
+    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [T - 1, N, P, 36, C], p_slopes
     [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
 
     Program (image block, child type block, child location) writes its children's gradients.
@@ -327,6 +330,7 @@ def child_gradient_kernel(
                     B,
                     C,
                     ALL,
+                    ANY_FIT,
                 )
                 b_da += b_RG
             else:

@@ -78,6 +78,8 @@ def parent_flops(kernel: str, splits: int = 1, pose: int = POSE) -> int:
     return {
         "fit_kernel": splits * (7 * pose + 3) + 5 * pose + 16,
         "slopes_kernel": splits * (2 * pose + 1) + 14 * pose + 12,
+        "moments_kernel": splits * (7 * pose + 3) + 2 * pose + 1,
+        "component_gradients_kernel": splits * (2 * pose + 1) + 3 * pose,
         "outputs_kernel": 4,
     }[kernel]
 

@@ -203,7 +203,7 @@ def m_step_gradient_kernel(
             b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             b_G = weight_slope(b_d, b_G, b_B, b_C)
             for h in tl.static_range(len(b_d)):
-                b_dV = b_r * tl.fma(2 * b_C[h], b_d[h], b_B[h])
+                b_dV = tl.where(m_child, b_r * tl.fma(2 * b_C[h], b_d[h], b_B[h]), 0.0)
                 tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & m_c)
         b_G = tl.where(m_child, b_G, 0.0)
         tl.store(p_slope + o_edge * C + o_c, b_G, mask=m_out & m_c)
@@ -260,5 +260,5 @@ def e_step_gradient_kernel(
             o_vote = (o_edge * H + i_h) * C + o_c
             b_d = subtract_entries(load_entries(p_votes + o_vote, C, m_edge, H - i_h, DTYPE), b_mean)
             for h in tl.static_range(len(b_d)):
-                b_dV = -2 * b_dl * b_precision[h] * b_d[h]
+                b_dV = tl.where(m_child, -2 * b_dl * b_precision[h] * b_d[h], 0.0)
                 tl.store(p_grad_votes + o_vote + h * C, b_dV, mask=m_out & m_c)

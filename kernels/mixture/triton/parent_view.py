@@ -10,7 +10,7 @@ from tritoncaps.kernels.mixture.triton.costs import launch_metadata
 from tritoncaps.kernels.mixture.triton.votes import (
     ENTRIES,
     SLOPES,
-    add_entries,
+    about_centre,
     assignment,
     below,
     edge_votes,
@@ -18,7 +18,7 @@ from tritoncaps.kernels.mixture.triton.votes import (
     load_entries,
     load_gaussian,
     load_offset,
-    load_shift,
+    load_origin,
     load_slopes,
     log_likelihood,
     subtract_entries,
@@ -57,6 +57,7 @@ def parent_view_kernel(
     WEIGHTS: tl.constexpr,
     LOCAL: tl.constexpr,
     COUNT: tl.constexpr,
+    ANY_FIT: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
@@ -66,7 +67,7 @@ def parent_view_kernel(
     WEIGHTS   "uniform"             w = a_i / competitors
               "assignment"          w = r = R a_i,  R = exp(l - log_sum)
               "stored assignment"   w = weights a_i
-              "gradient"            w = dl = r (G - da),  G = A + sum_h (B_h + C_h e_h) e_h,  e = d + shift
+              "gradient"            w = dl = r (G - da),  G = A + sum_h (B_h + C_h e_h) e_h,  e = `about_centre`
               "stored gradient"     w = weights
 
     Of assignments: m = sum_i w d / sum_i w, sum_i w (d - m)^2 and sum_i w, each updated child by child (West 1979), so
@@ -108,7 +109,7 @@ def parent_view_kernel(
         p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
         if not RELOADED:
             b_A, b_B, b_C = load_slopes(p_parent_slopes, m_c, C, DTYPE)
-            b_shift = load_shift(p_parent_slopes, m_c, C, DTYPE)
+            b_origin = load_origin(p_parent_slopes, m_c, C, DTYPE)
 
     b_first = zero_entries(BN, BB, BC, COUNT, DTYPE)
     b_second = zero_entries(BN, BB, BC, COUNT, DTYPE)
@@ -140,14 +141,15 @@ def parent_view_kernel(
             if not STORED:
                 b_pose = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_loud, ENTRIES, DTYPE)
                 b_weight = load_entries(p_slot_weight + o_b * ENTRIES * C, C, m_b & m_c, ENTRIES, DTYPE)
-                b_d = edge_votes(b_pose, b_weight, b_offset, None, C, None, COUNT, DTYPE)
+                b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, COUNT, DTYPE)
             else:
                 p_edge_votes = p_votes + (o_edge * H + i_h) * C + o_c
-                b_d = edge_votes(None, None, b_offset, p_edge_votes, C, m_loud & m_c, COUNT, DTYPE)
+                b_votes = edge_votes(None, None, b_offset, p_edge_votes, C, m_b & m_c, COUNT, DTYPE)
             if RELOADED:
                 b_mean, b_precision, b_constant = load_gaussian(p_parent_statistics, m_b & m_c, C, DTYPE)
+            b_d = b_votes
             if p_statistics is not None:
-                b_d = subtract_entries(b_d, b_mean)
+                b_d = subtract_entries(b_votes, b_mean)
             if WEIGHTS == "uniform":
                 b_w = b_share * b_a
             elif STORED:
@@ -162,9 +164,9 @@ def parent_view_kernel(
                 if RELOADED:  # with a mask that depends on R: no compiler loads them earlier
                     m_slopes = m_b & m_c & (b_R >= 0)
                     b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
-                    b_shift = load_shift(p_parent_slopes, m_slopes, C, DTYPE)
+                    b_origin = load_origin(p_parent_slopes, m_slopes, C, DTYPE)
                 b_da = tl.load(p_da + o_group * B + o_b, mask=m_b, other=0.0).to(DTYPE)
-                b_w *= weight_slope(add_entries(b_d, b_shift), b_A, b_B, b_C) - b_da
+                b_w *= weight_slope(about_centre(b_votes, b_d, b_origin, ANY_FIT), b_A, b_B, b_C) - b_da
             if ABOUT_MEAN:
                 b_first, b_second, b_total = add_about_mean(b_first, b_second, b_total, b_w, b_d)
             else:

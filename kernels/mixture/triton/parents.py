@@ -67,26 +67,15 @@ def fit_kernel(
     b_log_variance = tl.zeros((BLOCK, ENTRIES), DTYPE)
     for i_h in tl.static_range(0, H, ENTRIES):
         o_h, m_h = entry_tile(i_h, H, m_j)
-        b_support = tl.zeros((BLOCK, 1), DTYPE)
-        b_m = tl.zeros((BLOCK, ENTRIES), DTYPE)
-        b_second = tl.zeros((BLOCK, ENTRIES), DTYPE)
-        for k in range(splits):  # as the parent view adds a child
-            p_split = p_moments + k * step
-            b_total = tl.load(p_split + 2 * H * C, mask=m_j, other=0.0)
-            b_sum = b_support + b_total
-            b_share = b_total / tl.where(b_sum > 0, b_sum, 1.0)
-            b_apart = tl.load(p_split + o_h * C, mask=m_h, other=0.0) - b_m
-            b_second += tl.load(p_split + (H + o_h) * C, mask=m_h, other=0.0) + b_support * b_share * b_apart * b_apart
-            b_m += b_share * b_apart
-            b_support = b_sum
-        m_supported = b_support > LEAST_SUPPORT
-        b_inverse = 1.0 / tl.where(m_supported, b_support, 1.0)
+        b_support, b_m, b_second = merge_splits(p_moments, step, splits, o_h, m_j, m_h, H, C, BLOCK, DTYPE)
+        m_alone = b_support <= LEAST_SUPPORT  # false for nan
+        b_inverse = 1.0 / tl.where(m_alone, 1.0, b_support)
         b_variance = tl.maximum(b_second * b_inverse, b_floor, propagate_nan=tl.PropagateNan.ALL)
         b_log_variance += tl.where(m_h, tl.log(b_variance), 0.0)
         b_mean = b_m
         if p_before is not None:
             b_mean += tl.load(p_before + (o_j * (2 * H + 4) + o_h) * C + o_c, mask=m_h, other=0.0).to(DTYPE)
-        tl.store(p_out + o_h * C, tl.where(m_supported, b_mean, 0.0), mask=m_h)
+        tl.store(p_out + o_h * C, tl.where(m_alone, b_m * 0.0, b_mean), mask=m_h)
         tl.store(p_out + (H + o_h) * C, 0.5 / b_variance, mask=m_h)
 
     b_log_variance = tl.sum(b_log_variance, axis=1, keep_dims=True)
@@ -160,7 +149,7 @@ def slopes_kernel(
 
     b_gbeta_a = tl.full((1, 1), inverse_temperature, DTYPE) * b_glogit
     b_gcost = -b_gbeta_a / tl.full((1, 1), mean_data, DTYPE)
-    b_inverse = 1.0 / tl.where(b_support > LEAST_SUPPORT, b_support, 1.0)
+    b_inverse = 1.0 / tl.where(b_support <= LEAST_SUPPORT, 1.0, b_support)
     b_limit = 0.5 / tl.full((1, 1), variance_floor, DTYPE)  # the precision of a variance at the floor
     b_Cv = tl.zeros((BLOCK, ENTRIES), DTYPE)
     for i_h in tl.static_range(0, H, ENTRIES):
@@ -192,6 +181,77 @@ def slopes_kernel(
     tl.store(p_out + (3 * H + 2) * C, b_gbeta_a, mask=m_j)
 
 
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "splits"])
+def moments_kernel(
+    p_moments,
+    p_before,
+    p_support,
+    p_mean,
+    p_variance,
+    rows,
+    splits,
+    C: tl.constexpr,
+    LEAST_SUPPORT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Support, mean and variance of every parent's votes, from what the splits found of d = V - mean before.
+
+    As in `fit_kernel`, but nothing is clamped: an own fit follows.
+
+    p_moments [splits, rows, 33, C]; p_before [rows, 36, C], or None: then d = V; p_support [rows, C]; p_mean,
+    p_variance [rows, 16, C].
+    """
+    DTYPE: tl.constexpr = p_support.dtype.element_ty
+    H: tl.constexpr = ENTRIES
+    o_j, o_c, m_j = parent_tile(rows, C, BLOCK)
+    o_h, m_h = entry_tile(0, H, m_j)
+    p_moments += o_j * (2 * H + 1) * C + o_c
+    step = rows.to(tl.int64) * (2 * H + 1) * C
+    b_support, b_mean, b_second = merge_splits(p_moments, step, splits, o_h, m_j, m_h, H, C, BLOCK, DTYPE)
+    m_empty = b_support <= LEAST_SUPPORT
+    if p_before is not None:
+        b_mean += tl.load(p_before + (o_j * (2 * H + 4) + o_h) * C + o_c, mask=m_h, other=0.0)
+    o_entry = (o_j * H + o_h) * C + o_c
+    tl.store(p_support + o_j * C + o_c, b_support, mask=m_j)
+    tl.store(p_mean + o_entry, tl.where(m_empty, 0.0, b_mean), mask=m_h)
+    tl.store(p_variance + o_entry, b_second / tl.where(m_empty, 1.0, b_support), mask=m_h)
+
+
+@triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "splits"])
+def component_gradients_kernel(
+    p_moments,
+    p_statistics,
+    p_grad_mean,
+    p_grad_precision,
+    p_grad_log_weight,
+    rows,
+    splits,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradients of a parent's components, from the moments m0, m1, m2 of dl in the iteration after.
+
+    gmean = m1 / variance,  gprecision = -1/2 m2,  glog_weight = m0
+
+    p_moments [splits, rows, 33, C]; p_statistics [rows, 36, C]; p_grad_mean, p_grad_precision [rows, 16, C],
+    p_grad_log_weight [rows, C].
+    """
+    DTYPE: tl.constexpr = p_grad_mean.dtype.element_ty
+    H: tl.constexpr = ENTRIES
+    o_j, o_c, m_j = parent_tile(rows, C, BLOCK)
+    o_h, m_h = entry_tile(0, H, m_j)
+    p_moments += o_j * (2 * H + 1) * C + o_c
+    step = rows.to(tl.int64) * (2 * H + 1) * C
+    b_m1 = add_splits(p_moments + o_h * C, step, splits, m_h, DTYPE)
+    b_m2 = add_splits(p_moments + (H + o_h) * C, step, splits, m_h, DTYPE)
+    b_precision = tl.load(p_statistics + (o_j * (2 * H + 4) + H + o_h) * C + o_c, mask=m_h, other=0.0)
+    o_entry = (o_j * H + o_h) * C + o_c
+    tl.store(p_grad_mean + o_entry, 2 * b_precision * b_m1, mask=m_h)
+    tl.store(p_grad_precision + o_entry, -0.5 * b_m2, mask=m_h)
+    b_m0 = add_splits(p_moments + 2 * H * C, step, splits, m_j, DTYPE)
+    tl.store(p_grad_log_weight + o_j * C + o_c, b_m0, mask=m_j)
+
+
 @triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows"])
 def outputs_kernel(p_statistics, p_poses, p_activations, rows, C: tl.constexpr, BLOCK: tl.constexpr):
     """The means, and a = sigmoid(logit).
@@ -220,6 +280,24 @@ def entry_tile(i_h, H, m_j):
     """Sixteen pose entries from i_h on, [1, 16], and the mask [BLOCK, 16]."""
     o_h = i_h + tl.arange(0, ENTRIES)[None, :]
     return o_h, m_j & (o_h < H)
+
+
+@triton.jit
+def merge_splits(p_moments, step, splits, o_h, m_j, m_h, H, C, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    """Support S, mean m and sum of r (d - m)^2 of all splits: each took them about its own mean."""
+    b_support = tl.zeros((BLOCK, 1), DTYPE)
+    b_m = tl.zeros((BLOCK, ENTRIES), DTYPE)
+    b_second = tl.zeros((BLOCK, ENTRIES), DTYPE)
+    for k in range(splits):  # as the parent view adds a child
+        p_split = p_moments + k * step
+        b_total = tl.load(p_split + 2 * H * C, mask=m_j, other=0.0)
+        b_sum = b_support + b_total
+        b_share = b_total / tl.where(b_sum > 0, b_sum, 1.0)
+        b_apart = tl.load(p_split + o_h * C, mask=m_h, other=0.0) - b_m
+        b_second += tl.load(p_split + (H + o_h) * C, mask=m_h, other=0.0) + b_support * b_share * b_apart * b_apart
+        b_m += b_share * b_apart
+        b_support = b_sum
+    return b_support, b_m, b_second
 
 
 @triton.jit
@@ -287,14 +365,35 @@ def slopes(statistics: Tensor, before: Tensor | None, fit: Fit, out: Tensor, **g
     )
 
 
+def moments(partial: Tensor, before: Tensor | None, support: Tensor, mean: Tensor, variance: Tensor) -> None:
+    """Write support [N, P, C], mean and variance [N, P, 16, C], from what each split found about its own mean."""
+    least = least_support(support.dtype)
+    given = {"p_moments": partial, "p_before": before, "splits": len(partial), "LEAST_SUPPORT": least}
+    _each_parent(moments_kernel, support, **given, p_support=support, p_mean=mean, p_variance=variance)
+
+
+def component_gradients(
+    partial: Tensor, statistics: Tensor, grad_mean: Tensor, grad_precision: Tensor, grad_log_weight: Tensor
+) -> None:
+    """Write the gradients of mean and precision [N, P, 16, C] and of log_weight [N, P, C]."""
+    _each_parent(
+        component_gradients_kernel,
+        grad_log_weight,
+        p_moments=partial,
+        p_statistics=statistics,
+        p_grad_mean=grad_mean,
+        p_grad_precision=grad_precision,
+        p_grad_log_weight=grad_log_weight,
+        splits=len(partial),
+    )
+
+
 def outputs(statistics: Tensor) -> tuple[Tensor, Tensor]:
     """Poses [N, P, 16, C] and activations [N, P, C]."""
     N, P, _, C = statistics.shape
     poses, activations = statistics.new_empty(N, P, entries_of(statistics), C), statistics.new_empty(N, P, C)
-    if activations.numel():
-        options = {"BLOCK": PARENTS, "num_warps": PARENT_WARPS, **ALL_REGISTERS}
-        grid = (blocks(activations.numel(), PARENTS),)
-        outputs_kernel[grid](statistics, poses, activations, N * P, C=C, **options)
+    given = {"p_statistics": statistics, "p_poses": poses, "p_activations": activations}
+    _each_parent(outputs_kernel, activations, **given)
     return poses, activations
 
 
@@ -304,20 +403,23 @@ def beta_gradients(slopes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _launch(kernel: Any, fit: Fit, entries: int, **arguments: Any) -> None:
-    """A program for each block of parents of p_out."""
+    """Launch a kernel of an M-step."""
     out = arguments["p_out"]
-    N, P, _, C = out.shape
-    if out.numel():
-        kernel[(blocks(N * P * C, PARENTS),)](
-            **arguments,
-            inverse_temperature=fit.inverse_temperature,
-            variance_floor=fit.variance_floor,
-            mean_data=fit.mean_data,
-            rows=N * P,
-            H=entries,
-            C=C,
-            LEAST_SUPPORT=least_support(out.dtype),
-            BLOCK=PARENTS,
-            num_warps=PARENT_WARPS,
-            **ALL_REGISTERS,
-        )
+    _each_parent(
+        kernel,
+        out[:, :, 0],
+        **arguments,
+        inverse_temperature=fit.inverse_temperature,
+        variance_floor=fit.variance_floor,
+        mean_data=fit.mean_data,
+        H=entries,
+        LEAST_SUPPORT=least_support(out.dtype),
+    )
+
+
+def _each_parent(kernel: Any, numbers: Tensor, **arguments: Any) -> None:
+    """A program for each block of parents, of which there are as many as numbers [N, P, C]."""
+    N, P, C = numbers.shape
+    if numbers.numel():
+        options = {"BLOCK": PARENTS, "num_warps": PARENT_WARPS, **ALL_REGISTERS}
+        kernel[(blocks(N * P * C, PARENTS),)](**arguments, rows=N * P, C=C, **options)

@@ -8,6 +8,7 @@ of what these functions return is contiguous. What missing slots hold is never r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from tritoncaps.kernels.common.tables import Tables
 from tritoncaps.kernels.common.triton.launching import blocks
 from tritoncaps.kernels.mixture.iteration import Fit
 from tritoncaps.kernels.mixture.triton import child_view, edge_view, parents
-from tritoncaps.kernels.mixture.triton.em_routing import (
+from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, launch, make_edges
+from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_gradient,
     child_log_sum,
@@ -29,22 +31,21 @@ from tritoncaps.kernels.mixture.triton.em_routing import (
     sum_moments,
     weight_gradient,
 )
-from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, launch, make_edges
 
 
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
     """V_ij = M_i W_ij: poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
     edges = _pose_edges(poses, weight, tables)
     N, P, S, B, C = (edges.sizes[name] for name in "NPSBC")
-    votes = poses.new_empty(N, P, S, B, ENTRIES, C)
-    _each_edge(edges, edge_view.pose_votes_kernel, p_out=votes)
-    return votes.transpose(4, 5)
+    votes = _empty_votes(poses, (N, P, S, B, C, ENTRIES))
+    _each_edge(edges, edge_view.pose_votes_kernel, p_out=votes.transpose(4, 5))
+    return votes
 
 
 def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """dL/dM [N, B, L, 16] and dL/dW [K, B, C, 4, 4]."""
     edges = _pose_edges(poses, weight, tables)
-    given = {"p_dV": _types_fastest(grad_votes), "T": 0, "ALL": False}
+    given = {"p_dV": _types_fastest(grad_votes), "T": 0, "ALL": False, "ANY_FIT": False}
     given |= dict.fromkeys(("p_statistics", "p_slopes", "p_log_sums", "p_da"))
     return child_gradient(edges, **given)[0].movedim(3, 1), weight_gradient(edges, **given)
 
@@ -52,9 +53,9 @@ def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, table
 def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
     """Votes [N, P, S, B, C, 16] plus the map's offset of each slot, in the right-hand column."""
     edges = _edges(votes, None, tables, "global")
-    out = torch.empty_like(edges.votes)
-    _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=tables.offset.to(edges.dtype), p_out=out)
-    return out.transpose(4, 5)
+    out, offset = _empty_votes(votes, votes.shape), tables.offset.to(edges.dtype)
+    _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=offset, p_out=out.transpose(4, 5))
+    return out
 
 
 def statistics_shape(images: int, parents_count: int, types: int, entries: int) -> tuple[int, ...]:
@@ -204,6 +205,11 @@ def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | No
     for i_h in range(0, edges.votes.shape[4], ENTRIES):
         sum_moments(edges, weights, out, i_h, p_statistics=statistics, p_weights=stored)
     return out
+
+
+def _empty_votes(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """[N, P, S, B, C, H] with types fastest in memory, but no view: a user may change a result in place."""
+    return torch.empty_permuted(tuple(shape), (0, 1, 2, 3, 5, 4), dtype=x.dtype, device=x.device)
 
 
 def _types_fastest(x: Tensor) -> Tensor:

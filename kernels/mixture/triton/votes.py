@@ -104,8 +104,8 @@ def log_likelihood(b_d, b_precision, b_constant):
 
 @triton.jit
 def assignment(b_likelihood, b_log_sum):
-    """R = exp(l - log_sum), at most 1 whatever the rounding."""
-    return tl.exp(tl.minimum(b_likelihood - b_log_sum, 0.0))
+    """R = exp(l - log_sum), at most 1 whatever the rounding; nan stays."""
+    return tl.exp(tl.minimum(b_likelihood - b_log_sum, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
@@ -144,9 +144,15 @@ def load_slopes(p_slopes, mask, C, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def load_shift(p_slopes, mask, C, DTYPE: tl.constexpr):
-    """Sixteen tiles of shift = mean of the iteration before - mean."""
+def load_origin(p_slopes, mask, C, DTYPE: tl.constexpr):
+    """Sixteen tiles of what `about_centre` needs: the centre for any fit, shift = mean before - mean for EM."""
     return load_entries(p_slopes + 2 * ENTRIES * C, C, mask, ENTRIES, DTYPE)
+
+
+@triton.jit
+def about_centre(b_votes, b_d, b_origin, ANY_FIT: tl.constexpr):
+    """e = V - centre. For EM, whose centre is its mean, that is d + shift."""
+    return subtract_entries(b_votes, b_origin) if ANY_FIT else add_entries(b_d, b_origin)
 
 
 @triton.jit
@@ -160,16 +166,18 @@ def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, DTYPE: tl.conste
 
 
 @triton.jit
-def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL: tl.constexpr):
+def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL: tl.constexpr, ANY_FIT: tl.constexpr):
     """dL/dV of a tile in sixteen tiles, and R G: sums over all T iterations, or of the last one if not ALL.
 
-    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  e = d + shift, which is d of the next iteration. dl = 0 in
-    the first iteration, where R is b_share, and if not ALL: then the assignments are constants.
+    dV = r (B + 2 C e) - 2 dl precision d,  dl = r (G - da),  d = V - mean before,  e = V - centre. dl = 0 in the first
+    iteration, where R is b_share, and if not ALL: then the assignments are constants. The centre of EM is its mean: so
+    e = d + shift, which is d of the next iteration.
 
-    pointers  p_statistics [T, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]
+    pointers  p_statistics [T - 1, N, P, 36, C], p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; if not
+              ALL, those of the last iteration alone
     tile      images, child types, parent types, parent location and group of the votes
     masks     of child types and parent types
-    sizes     N, P, G, T, with T > 1 if not ALL
+    sizes     N, P, G, T
     """
     p_statistics, p_slopes, p_log_sums, p_da = pointers
     o_n, o_b, o_c, i_p, i_g = tile
@@ -187,14 +195,17 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL
     b_RG = tl.zeros_like(b_votes[0])
     b_dV = (b_RG,) * ENTRIES
     if ALL:
-        b_dV, b_RG, b_d = first_vote_gradient(b_votes, b_share * b_a, b_share, p_statistics, p_slopes, m_c, C)
-    else:
-        p_last = p_statistics + (T - 2) * n_parents * STATISTICS * C
-        b_d = subtract_entries(b_votes, load_entries(p_last, C, m_c, ENTRIES, DTYPE))
-    for t in range(1 if ALL else T - 1, T):
-        p_before = p_statistics + (t - 1) * n_parents * STATISTICS * C
+        p_centre = p_slopes + 2 * ENTRIES * C if ANY_FIT else p_statistics
+        b_dV, b_RG, b_d = first_vote_gradient(b_votes, b_share * b_a, b_share, p_centre, p_slopes, m_c, C)
+        p_slopes += n_parents * SLOPES * C
+    elif not ANY_FIT:
+        b_d = subtract_entries(b_votes, load_entries(p_statistics, C, m_c, ENTRIES, DTYPE))
+    if ANY_FIT:
+        b_d = b_votes  # of which an iteration subtracts its own mean
+    for t in range(T - 1 if ALL else 1):
+        p_before = p_statistics + t * n_parents * STATISTICS * C
         p_now = p_slopes + t * n_parents * SLOPES * C
-        o_before = (t - 1) * n_children + o_child
+        o_before = t * n_children + o_child
         b_constant = tl.load(p_before + 2 * ENTRIES * C, mask=m_c, other=0.0).to(DTYPE)
         b_log_sum = tl.load(p_log_sums + o_before, mask=m_b, other=0.0).to(DTYPE)
         b_G = tl.load(p_now + 3 * ENTRIES * C, mask=m_c, other=0.0).to(DTYPE)
@@ -203,8 +214,8 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL
         b_right = ()
         b_next = ()
         for h in tl.static_range(ENTRIES):  # as log_likelihood and weight_slope have them
-            b_pd, b_e, b_half, b_slope = entry_terms(b_d[h], p_before, p_now, h, m_c, C)
-            b_distance = tl.fma(b_pd, b_d[h], b_distance)
+            b_h, b_pd, b_e, b_half, b_slope = entry_terms(b_d[h], p_before, p_now, h, m_c, C, ANY_FIT)
+            b_distance = tl.fma(b_pd, b_h, b_distance)
             b_G = tl.fma(b_half, b_e, b_G)
             b_left = b_left + (b_slope,)
             b_right = b_right + (b_pd,)
@@ -222,36 +233,42 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, masks, sizes, B, C, ALL
         for h in tl.static_range(ENTRIES):
             b_slope, b_pd = b_left[h], b_right[h]
             if tl.float64 == DTYPE:
-                b_pd, b_e, _, b_slope = entry_terms(b_d[h], p_before, p_now, h, m_c & (b_R >= 0), C)
+                _, b_pd, b_e, _, b_slope = entry_terms(b_d[h], p_before, p_now, h, m_c & (b_R >= 0), C, ANY_FIT)
                 b_next = b_next + (b_e,)
             b_sum = b_sum + (tl.fma(b_scale, b_pd, tl.fma(b_r, b_slope, b_dV[h])),)
         b_dV = b_sum
-        b_d = b_next
+        if not ANY_FIT:
+            b_d = b_next
     return b_dV, b_RG
 
 
 @triton.jit
-def first_vote_gradient(b_votes, b_r, b_R, p_statistics, p_slopes, m_c, C):
-    """dV, R G and d of the first iteration: dV = r (B + 2 C d), with d = V - mean."""
+def first_vote_gradient(b_votes, b_r, b_R, p_centre, p_slopes, m_c, C):
+    """dV, R G and e of the first iteration: dV = r (B + 2 C e), with e = V - centre."""
     DTYPE: tl.constexpr = b_votes[0].dtype
     b_G = tl.load(p_slopes + 3 * ENTRIES * C, mask=m_c, other=0.0).to(DTYPE)
-    b_d = subtract_entries(b_votes, load_entries(p_statistics, C, m_c, ENTRIES, DTYPE))
+    b_e = subtract_entries(b_votes, load_entries(p_centre, C, m_c, ENTRIES, DTYPE))
     b_dV = ()
     for h in tl.static_range(ENTRIES):
-        b_half, b_slope = entry_slopes(b_d[h], p_slopes, h, m_c, C)
-        b_G = tl.fma(b_half, b_d[h], b_G)
+        b_half, b_slope = entry_slopes(b_e[h], p_slopes, h, m_c, C)
+        b_G = tl.fma(b_half, b_e[h], b_G)
         b_dV = b_dV + (b_r * b_slope,)
-    return b_dV, b_R * b_G, b_d
+    return b_dV, b_R * b_G, b_e
 
 
 @triton.jit
-def entry_terms(b_d, p_statistics, p_slopes, h, m_c, C):
-    """precision d, e = d + shift, B + C e and B + 2 C e of entry h."""
+def entry_terms(b_d, p_statistics, p_slopes, h, m_c, C, ANY_FIT: tl.constexpr):
+    """d, precision d, e, B + C e and B + 2 C e of entry h. b_d is d for EM, the vote for any fit."""
     DTYPE: tl.constexpr = b_d.dtype
+    b_origin = tl.load(p_slopes + (2 * ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE)
+    if ANY_FIT:
+        b_e = b_d - b_origin
+        b_d -= tl.load(p_statistics + h * C, mask=m_c, other=0.0).to(DTYPE)
+    else:
+        b_e = b_d + b_origin
     b_pd = tl.load(p_statistics + (ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE) * b_d
-    b_e = b_d + tl.load(p_slopes + (2 * ENTRIES + h) * C, mask=m_c, other=0.0).to(DTYPE)
     b_half, b_slope = entry_slopes(b_e, p_slopes, h, m_c, C)
-    return b_pd, b_e, b_half, b_slope
+    return b_d, b_pd, b_e, b_half, b_slope
 
 
 @triton.jit

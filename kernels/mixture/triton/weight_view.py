@@ -52,6 +52,7 @@ def weight_view_kernel(
     pair_splits,
     image_splits,
     ALL: tl.constexpr,
+    ANY_FIT: tl.constexpr,
     LOCAL: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
@@ -62,8 +63,8 @@ def weight_view_kernel(
     dV is `vote_gradient` of all T iterations, or of the last if not ALL; or loaded from p_dV [N, P, S, B, 16, C].
 
     p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_offset [S, 4], p_parents_start [L + 1];
-    p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_statistics [T, N, P, 36, C], p_slopes
-    [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; p_out [splits, K, B, 16, C].
+    p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_statistics [T - 1, N, P, 36, C],
+    p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; p_out [splits, K, B, 16, C].
 
     Program (child type block, parent type block, weight block, split): a split takes every pair_splits-th pair of
     the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, :, types].
@@ -114,6 +115,7 @@ def weight_view_kernel(
                     B,
                     C,
                     ALL,
+                    ANY_FIT,
                 )
                 if tl.float64 == DTYPE:  # has no room to keep it, as the compiler would if the mask were the same
                     b_pose = load_entries(p_pose, B, m_loud & (i_p >= 0), ENTRIES, DTYPE)

@@ -1,0 +1,123 @@
+"""The passes over votes of a mixture routing with any fit, on the three views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
+from tritoncaps.kernels.mixture.triton import em_routing, parents
+from tritoncaps.kernels.mixture.triton.launch import Edges
+from tritoncaps.kernels.mixture.triton.views import (
+    ENTRIES,
+    child_assignment_gradient,
+    child_log_sum,
+    empty_moments,
+    sum_moments,
+    sweep,
+)
+
+
+class TritonMixture:
+    """`kernels.mixture.backend.MixtureBackend` for CUDA, ROCm and Triton's interpreter. Types are fastest in memory."""
+
+    def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        N, P, C = len(source.poses), len(source.tables.children), source.weight.shape[2]
+        return _empty(source, N, P, C), _empty(source, N, P, ENTRIES, C)
+
+    def empty_child_gradients(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        N, B, L = source.activations.shape
+        poses = source.poses.new_empty(N, L, 4, 4, B).movedim(4, 1)
+        return poses, source.activations.new_empty(N, L, B).movedim(2, 1)
+
+    def empty_log_sum(self, source: VoteSource) -> Tensor:
+        N, B, _ = source.activations.shape
+        return _empty(source, N, source.groups, B)
+
+    def empty_da(self, source: VoteSource) -> Tensor:
+        return self.empty_log_sum(source)
+
+    def moments(
+        self, source: VoteSource, before: Components | None, scatter_floor: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Exact whatever the ``scatter_floor``: the parent view updates means vote by vote."""
+        edges = _edges(source)
+        support, mean = self.empty_parents(source)
+        variance, partial = torch.empty_like(mean), empty_moments(edges)
+        if before is None:
+            log_sum, statistics = support.new_empty(0), None
+            sum_moments(edges, "uniform", partial)
+        else:
+            log_sum, statistics = self.empty_log_sum(source), _statistics([before])[0]
+            child_log_sum(edges, statistics, log_sum)
+            sum_moments(edges, "assignment", partial, p_statistics=statistics, p_log_sum=log_sum)
+        parents.moments(partial, statistics, support, mean, variance)
+        return support, mean, variance, log_sum
+
+    def component_gradients(
+        self, source: VoteSource, before: Components, log_sum: Tensor, slopes: Slopes
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        edges, da = _edges(source), self.empty_da(source)
+        statistics, rows, partial = _statistics([before])[0], _slopes([slopes])[0], empty_moments(edges)
+        log_sum = log_sum.contiguous()
+        given = {"p_statistics": statistics, "p_log_sum": log_sum, "p_slopes": rows, "p_da": da}
+        child_assignment_gradient(edges, statistics, log_sum, rows, da, any_fit=True)
+        sum_moments(edges, "gradient", partial, any_fit=True, **given)
+        grad_log_weight, grad_mean = self.empty_parents(source)
+        grad_precision = torch.empty_like(grad_mean)
+        parents.component_gradients(partial, statistics, grad_mean, grad_precision, grad_log_weight)
+        return grad_mean, grad_precision, grad_log_weight, da
+
+    def gradients(
+        self,
+        source: VoteSource,
+        components: Sequence[Components],
+        log_sums: Sequence[Tensor],
+        slopes: Sequence[Slopes],
+        da: Sequence[Tensor],
+        needs_children: bool,
+        needs_weight: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        nothing = _empty(source, 0)
+        return sweep(
+            _edges(source),
+            needs_children,
+            needs_weight,
+            p_statistics=_statistics(components) if components else nothing,
+            p_slopes=_slopes(slopes),
+            p_log_sums=torch.stack(list(log_sums)) if log_sums else nothing,
+            p_da=torch.stack(list(da)) if da else nothing,
+            T=len(slopes),
+            ALL=len(slopes) > len(components),
+            ANY_FIT=True,
+        )
+
+
+def _edges(source: VoteSource) -> Edges:
+    return em_routing.edges(source.poses, source.activations, source.weight, source.tables, source.competition)
+
+
+def _empty(source: VoteSource, *shape: int) -> Tensor:
+    return source.poses.new_empty(shape, dtype=source.dtype)
+
+
+def _statistics(components: Sequence[Components]) -> Tensor:
+    """The rows [T, N, P, 36, C] that views read; for them precision is 1 / (2 variance)."""
+    N, P, _, C = components[0].mean.shape
+    rows = components[0].mean.new_empty(len(components), N, P, parents.statistics_rows(ENTRIES), C)
+    for row, given in zip(rows, components, strict=True):
+        row[:, :, :ENTRIES] = given.mean
+        torch.mul(given.precision, 0.5, out=row[:, :, ENTRIES : 2 * ENTRIES])
+        row[:, :, 2 * ENTRIES] = given.log_weight
+    return rows
+
+
+def _slopes(slopes: Sequence[Slopes]) -> Tensor:
+    """The rows [T, N, P, 51, C] that views read."""
+    N, P, _, C = slopes[0].centre.shape
+    rows = slopes[0].centre.new_empty(len(slopes), N, P, parents.slopes_rows(ENTRIES), C)
+    for row, given in zip(rows, slopes, strict=True):
+        torch.cat([given.linear, given.quadratic, given.centre, given.offset[:, :, None]], 2, out=row[:, :, :49])
+    return rows
