@@ -71,10 +71,10 @@ class CapsNet(nn.Module):
         return cls(1, 10, 36, **kwargs)
 
     @classmethod
-    def cifar10(cls, **kwargs: Any) -> CapsNet:
+    def cifar10(cls, iterations: int = 3, **kwargs: Any) -> CapsNet:
         """The paper's network for 24x24 crops of CIFAR-10: 64 types of primary capsules, and a parent that is none of
         the above, for what the ten classes do not explain."""
-        paper: dict[str, Any] = {"primary_caps": 64, "routing": DynamicRouting(none_of_the_above=True)}
+        paper: dict[str, Any] = {"primary_caps": 64, "routing": DynamicRouting(iterations, none_of_the_above=True)}
         return cls(3, 10, 24, **paper | kwargs)
 
     @classmethod

@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Values that should be zero are sums whose terms cancel: their rounding errors are relative to terms of this size.
+LEAST_SCALE = 1e-5
 
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7, least: float = 1e-3) -> None:
-    """The largest error is below ``tolerance`` times the largest expected value (or ``least``)."""
+
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7) -> None:
+    """The largest error is at most ``tolerance`` times the largest expected value, however small that is.
+
+    Where all expected values are below `LEAST_SCALE`, it is at most ``tolerance`` times that.
+    """
     error, report = _error(name, actual, expected)
-    allowed = tolerance * max(least, _largest(expected))
+    allowed = tolerance * max(LEAST_SCALE, _largest(expected))
     assert error <= allowed, f"{report}; allowed {allowed:.3g}"
 
 
@@ -21,7 +27,7 @@ def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, f
     floor = 32 * torch.finfo(plain.dtype).eps if floor is None else floor
     error, report = _error(name, actual, exact)
     plain_error, _ = _error(name, plain, exact)
-    allowed = 2 * plain_error + floor * max(1.0, _largest(exact))
+    allowed = 2 * plain_error + floor * max(LEAST_SCALE, _largest(exact))
     assert error <= allowed, f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
 
 
