@@ -192,7 +192,7 @@ def _routed(
     images, in_caps = poses.shape[:2]
     check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
     check_shape("weight", weight, [routing_map.num_weights, in_caps, "C", 4, 4])
-    _check_parameters(parameters, routing, weight.shape[2])
+    check_parameters(parameters, routing, weight.shape[2])
     chosen = backends.choose(backend, poses.device)
     tensors = (poses, activations, weight)
     if chosen == "reference":
@@ -208,7 +208,7 @@ def _routed(
     return fused(*flat, parameters, routing_map, routing, chosen)
 
 
-def _check_parameters(parameters: Mapping[str, Tensor], routing: MixtureRouting, out_caps: int) -> None:
+def check_parameters(parameters: Mapping[str, Tensor], routing: MixtureRouting, out_caps: int) -> None:
     """A routing that names its parameters gets these, [C] each unless it makes them in a way of its own."""
     for name in routing.parameter_names:
         if name not in parameters:
