@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, MatrixRouting, PrimaryCaps
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
+from tritoncaps.models.intermediate import through
 
 
 class MatrixCapsNet(nn.Module):
@@ -19,6 +20,9 @@ class MatrixCapsNet(nn.Module):
     images of 32x32 give 14x14, 14x14, 6x6 and 4x4 positions, and any size from 17x17 on works.
 
     ``routing`` overrides ``iterations``; ``backend`` is that of all layers.
+
+    ``model(images, return_intermediate=True)`` returns the capsules of all layers by name: ``primary``,
+    ``conv_caps1``, ``conv_caps2`` and ``class_caps``.
     """
 
     def __init__(
@@ -54,13 +58,24 @@ class MatrixCapsNet(nn.Module):
         """The paper's network of 68 thousand parameters: A = 64, B = 8, C = D = 16."""
         return cls(in_channels, num_classes, (64, 8, 16, 16), iterations, **kwargs)
 
-    def forward(self, images: Tensor) -> Capsules:
+    def forward(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]:
         check_tensor("images", images)
         check_shape("images", images, ["N", self.in_channels, "H", "W"])
         if min(images.shape[2:]) < 17:
             raise ValueError(f"images must be at least 17x17, but they are {images.shape[2]}x{images.shape[3]}")
-        features = self.conv(images).relu()
-        return self.class_caps(self.conv_caps2(self.conv_caps1(self.primary(features))))
+        primary = self.primary(self.conv(images).relu())
+        layers = {name: getattr(self, name) for name in ("conv_caps1", "conv_caps2", "class_caps")}
+        return through("primary", primary, layers, return_intermediate)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
+
+        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reset_parameters(self) -> None:
         """About half of the capsules of each layer are active at the start, on images of mean 0 and variance 1."""
@@ -70,6 +85,5 @@ class MatrixCapsNet(nn.Module):
         for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps):
             layer.reset_parameters()
         if isinstance(self.conv_caps2.routing, EMRouting):
-            nn.init.constant_(
-                self.conv_caps2.get_parameter("beta_u"), 1.25
-            )  # poses that agreed once agree more the second time
+            # poses that agreed once agree more the second time
+            nn.init.constant_(self.conv_caps2.get_parameter("beta_u"), 1.25)

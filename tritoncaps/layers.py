@@ -357,7 +357,7 @@ class GraphCaps(_MatrixRoutedCaps):
                 f"routing_map must have at most {self.num_relations} relations, the num_relations of this GraphCaps, "
                 f"but it has {routing_map.num_weights}"
             )
-        check_matrix_capsules(self, capsules, [f"{n}" for n in routing_map.in_size])
+        check_matrix_capsules(self, capsules, routing_map.in_size)
 
     def extra_repr(self) -> str:
         return f"{self.in_caps}, {self.out_caps}, num_relations={self.num_relations}, {self._options()}"

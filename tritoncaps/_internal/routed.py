@@ -124,8 +124,8 @@ def conv_options(layer: Any) -> str:
     return text + (f", dilation={layer.dilation}" if max(layer.dilation) > 1 else "")
 
 
-def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence[str] | None = None) -> None:
-    """``space`` names the spatial axes; without it there may be any."""
+def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence[str | int] | None = None) -> None:
+    """``space`` names the spatial axes, or says their sizes; without it there may be any."""
     if not isinstance(capsules, tuple) or len(capsules) != 2:
         given = f"a {type(capsules).__name__}"
         raise TypeError(f"capsules must be Capsules(poses, activations), but {type(layer).__name__} got {given}")
