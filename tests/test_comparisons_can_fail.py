@@ -30,8 +30,13 @@ def test_an_error_of_one_in_twenty_fails_at_every_scale(scale):
         assert_close("x", expected * 1.05, expected)
     with pytest.raises(AssertionError, match="x is off by"):
         assert_close("x", torch.zeros_like(expected), expected)
+
+
+def test_an_error_that_plain_torch_does_not_make_fails():
+    expected = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    assert_as_good_as("x", expected.float(), expected.float(), expected)
     with pytest.raises(AssertionError, match="plain torch"):
-        assert_as_good_as("x", torch.zeros_like(expected), expected.float(), expected)
+        assert_as_good_as("x", expected + 1e-5, expected.float(), expected)
 
 
 def test_what_should_be_zero_may_be_rounded():

@@ -22,12 +22,13 @@ def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float =
 def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None) -> None:
     """``actual`` is at most twice as wrong as ``plain``, plain torch at the same dtype; ``exact`` is float64.
 
-    ``floor`` is what rounding alone may cost, relative to the largest value; default: 32 units in the last place.
+    ``floor`` is what rounding alone may cost, relative to the largest value, or to one, the scale of the terms whose
+    sum a small value is; default: 32 units in the last place. Small values are for `assert_close`, in float64.
     """
     floor = 32 * torch.finfo(plain.dtype).eps if floor is None else floor
     error, report = _error(name, actual, exact)
     plain_error, _ = _error(name, plain, exact)
-    allowed = 2 * plain_error + floor * max(LEAST_SCALE, _largest(exact))
+    allowed = 2 * plain_error + floor * max(1.0, _largest(exact))
     assert error <= allowed, f"{report}; plain torch at {plain.dtype}: {plain_error:.3g}; allowed {allowed:.3g}"
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tritoncaps.kernels.common.triton.launching import REGISTERS
 from tritoncaps.kernels.dynamic.triton import config as dynamic_config
 from tritoncaps.kernels.mixture.triton import config
 
@@ -34,13 +35,17 @@ ODD_SHAPE = (7, 33)  # that leave tiles half empty
 STORAGES = {"fp16": "float16", "bf16": "bfloat16"}  # what computes in float32
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
 ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
-INPUTS = ("p_poses", "p_weight", "p_activations", "p_votes", "p_assignments", "p_grad_assignments", "p_grad_votes")
-INPUTS += ("p_weights", "p_left", "p_dV")
+INPUTS = (
+    *("p_poses", "p_weight", "p_activations", "p_votes", "p_assignments", "p_grad_assignments", "p_grad_votes"),
+    *("p_weights", "p_left", "p_dV"),
+)
 SLACK = 1.1  # by which a compiler may exceed the budget
 FORBIDDEN = ("stack", "spills", "divisions", "strided")
 
-INDICES = ("children", "weight_of", "parents_start", "group_child", "group_start")
-INDICES += ("pair_child", "pair_parent", "pair_slot", "weight_start")
+INDICES = (
+    *("children", "weight_of", "parents_start", "group_child", "group_start"),
+    *("pair_child", "pair_parent", "pair_slot", "weight_start"),
+)
 
 
 class Variant(NamedTuple):
@@ -125,9 +130,10 @@ def _gradient_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False,
 def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
     """The views and the edge view with votes in memory."""
     absent = {"stored assignment": ("p_statistics",), "stored gradient": ("p_activations",)}
-    for weights, names in absent.items():
+    options: dict[str, Any]
+    for weights, more in absent.items():
         options = {"WEIGHTS": weights, "LOCAL": False, "H": 16, "COUNT": 16}
-        names = (*POSES, "p_slopes", "p_log_sum", "p_da", *names)
+        names = (*POSES, "p_slopes", "p_log_sum", "p_da", *more)
         yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
     yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, (*POSES, "p_activations"), H=16)
     yield _variant("mixture.triton.child_view", "edge_product_kernel", shape, chosen.child)
@@ -159,7 +165,7 @@ def _parent_variants() -> Iterator[Variant]:
 
 def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
     """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
-    from tritoncaps.kernels.dynamic.triton import squash
+    from tritoncaps.kernels.dynamic.triton.squash import tile as squash_tile
 
     for E in vectors:
         chosen = dynamic_config.choose(16, 9, *SHAPE, 8, E, 9, 144, double)
@@ -182,8 +188,8 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
         )
         options = {**options, **weight_tile, "BD": dynamic_config.ROWS}
         yield Variant("dynamic.triton.views", "dynamic_weight_view_kernel", options, (), warps[1])
-        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash.tile(E)}, (), 4)
-        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash.tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_kernel", {"D": 8, **squash_tile(E)}, (), 4)
+        yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash_tile(E)}, (), 4)
 
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
@@ -192,7 +198,7 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    limits = {} if target.startswith("gfx") else {"maxnreg": config.REGISTERS}
+    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
     options = {"num_warps": variant.num_warps, **limits}
     compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])

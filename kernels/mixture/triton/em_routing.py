@@ -127,7 +127,7 @@ def _before(history: History, t: int) -> Tensor | None:
     return history.statistics[t - 1] if t else None
 
 
-def _soft(history: History, t: int) -> dict[str, Tensor]:
+def _soft(history: History, t: int) -> dict[str, Any]:
     """What iteration t's assignments follow from."""
     return {"p_statistics": history.statistics[t - 1], "p_log_sum": history.log_sums[t - 1]}
 

@@ -52,7 +52,7 @@ def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, table
 def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
     """Votes [N, P, S, B, C, 16] plus the map's offset of each slot, in the right-hand column."""
     edges = _edges(votes, None, tables, "global")
-    out = torch.empty_like(edges.votes)
+    out = _like_votes(edges)
     _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=tables.offset.to(edges.dtype), p_out=out)
     return out.transpose(4, 5)
 
@@ -115,7 +115,7 @@ def m_step_backward(
         p_grad_logit=grad_logit.contiguous(),
     )
     assignments = assignments.contiguous()
-    grad_votes, grad_assignments = torch.empty_like(edges.votes), torch.empty_like(assignments)
+    grad_votes, grad_assignments = _like_votes(edges), torch.empty_like(assignments)
     slope, grad_activations = edges.empty(*assignments.shape), edges.empty(*(edges.sizes[name] for name in "NLB"))
     _each_edge(
         edges,
@@ -169,7 +169,7 @@ def e_step_backward(
     statistics = _statistics(mean, variance, logit)
     dot = edges.empty(*(edges.sizes[name] for name in "NGB"))
     child_sum(edges, child_view.edge_product_kernel, dot, p_left=assignments, p_right=grad_assignments)
-    grad_votes, dl = torch.empty_like(edges.votes), edges.empty(*assignments.shape)
+    grad_votes, dl = _like_votes(edges), edges.empty(*assignments.shape)
     _each_edge(
         edges,
         edge_view.e_step_gradient_kernel,
@@ -222,6 +222,12 @@ def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competitio
     children = None if activations is None else activations.transpose(1, 2).contiguous()
     dtype, packed = arithmetic(*given), _types_fastest(votes)
     return make_edges(tables, competition, dtype, (N, B, C), votes=packed, activations=children)
+
+
+def _like_votes(edges: Edges) -> Tensor:
+    """Memory for as many numbers as the votes have."""
+    assert edges.votes is not None
+    return torch.empty_like(edges.votes)
 
 
 def _each_edge(edges: Edges, kernel: object, **given: Any) -> None:
