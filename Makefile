@@ -29,8 +29,8 @@ lint: $(STAMP)
 typecheck: $(STAMP)
 	@mkdir -p build/typed/tritoncaps
 	@ln -sfn $(CURDIR)/tritoncaps/* $(CURDIR)/kernels $(CURDIR)/models build/typed/tritoncaps/
-	@ln -sfn $(CURDIR)/tritoncaps_command.py build/typed/
-	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps -m tritoncaps_command
+	@ln -sfn $(CURDIR)/tritoncaps_command.py $(CURDIR)/tests/types_of_calls.py build/typed/
+	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps -m tritoncaps_command -m types_of_calls
 
 pytest: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal

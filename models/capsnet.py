@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from tritoncaps import Capsules, DynamicRouting, VectorCaps, VectorPrimaryCaps
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
+from tritoncaps.models.intermediate import through
 
 KERNEL = 9  # of both convolutions
 
@@ -21,6 +22,8 @@ class CapsNet(nn.Module):
     numbers, and a fully connected layer of class capsules. With ``decoder``, :meth:`reconstruct` draws images again.
 
     ``routing`` overrides ``iterations``; ``priors`` learns the first routing logits; ``backend`` is that of all layers.
+
+    ``model(images, return_intermediate=True)`` returns the capsules of all layers by name: ``primary``, ``class_caps``.
     """
 
     def __init__(
@@ -71,10 +74,10 @@ class CapsNet(nn.Module):
         return cls(1, 10, 36, **kwargs)
 
     @classmethod
-    def cifar10(cls, **kwargs: Any) -> CapsNet:
+    def cifar10(cls, iterations: int = 3, **kwargs: Any) -> CapsNet:
         """The paper's network for 24x24 crops of CIFAR-10: 64 types of primary capsules, and a parent that is none of
         the above, for what the ten classes do not explain."""
-        paper: dict[str, Any] = {"primary_caps": 64, "routing": DynamicRouting(none_of_the_above=True)}
+        paper: dict[str, Any] = {"primary_caps": 64, "routing": DynamicRouting(iterations, none_of_the_above=True)}
         return cls(3, 10, 24, **paper | kwargs)
 
     @classmethod
@@ -98,10 +101,21 @@ class CapsNet(nn.Module):
         if self.decoder is not None:
             self.decoder.reset_parameters()
 
-    def forward(self, images: Tensor) -> Capsules:
+    def forward(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]:
         check_tensor("images", images)
         check_shape("images", images, ["N", self.in_channels, self.image_size, self.image_size])
-        return self.class_caps(self.primary(self.conv(images).relu()))
+        primary = self.primary(self.conv(images).relu())
+        return through("primary", primary, {"class_caps": self.class_caps}, return_intermediate)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
+
+        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None, count: int = 1) -> Tensor:
         """What the decoder draws of ``capsules``: see :class:`Decoder`."""

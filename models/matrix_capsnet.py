@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ class MatrixCapsNet(nn.Module):
     dropout       probability that a capsule of the second ConvCaps is silent in training (:class:`CapsuleDropout`).
     primary_bias  of the logits of primary activations, at the start; the authors' code has sigmoid(x - 1).
     ``routing`` overrides ``iterations``; ``backend`` is that of all layers.
+
+    ``model(images, return_intermediate=True)`` returns the capsules of all layers by name: ``primary``,
+    ``conv_caps1``, ``conv_caps2`` and ``class_caps``.
     """
 
     def __init__(
@@ -103,16 +106,27 @@ class MatrixCapsNet(nn.Module):
         network.load_state_dict(weights)
         return network
 
-    def forward(self, images: Tensor) -> Capsules:
+    def forward(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]:
         check_tensor("images", images)
         check_shape("images", images, ["N", self.in_channels, "H", "W"])
         if min(images.shape[2:]) < 17:
             raise ValueError(f"images must be at least 17x17, but they are {images.shape[2]}x{images.shape[3]}")
         primary_norm, norm1, norm2, class_norm = self.norms
-        capsules = primary_norm(self.primary(self.conv_norm(self.conv(images)).relu()))
-        capsules = norm1(self.conv_caps1(capsules))
-        capsules = self.dropout(norm2(self.conv_caps2(capsules)))
-        return class_norm(self.class_caps(capsules))
+        found = {"primary": primary_norm(self.primary(self.conv_norm(self.conv(images)).relu()))}
+        found["conv_caps1"] = norm1(self.conv_caps1(found["primary"]))
+        found["conv_caps2"] = self.dropout(norm2(self.conv_caps2(found["conv_caps1"])))
+        found["class_caps"] = class_norm(self.class_caps(found["conv_caps2"]))
+        return found if return_intermediate else found["class_caps"]
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
+
+        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reset_parameters(self) -> None:
         """About half of the capsules of each layer are active at the start, on images of mean 0 and variance 1."""

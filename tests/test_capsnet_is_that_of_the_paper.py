@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tritoncaps import Capsules, MarginLoss
+from tritoncaps import Capsules, DynamicRouting, MarginLoss
 from tritoncaps.models import CapsNet, Decoder
+from tritoncaps.training import networks
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,12 @@ def test_decoder_sees_one_capsule_at_a_time():
     masked = decoder.masked(poses, mine)
     assert torch.equal(masked[1, 1], poses[1, 1])
     assert masked.any(dim=-1).sum() == 3
+
+
+@pytest.mark.parametrize("data", ["cifar10", "svhn", "mnist"])
+def test_every_capsnet_takes_the_iterations(data):
+    model = networks.build("capsnet", networks.Task(data, 3, 24, 24, 10), iterations=1)
+    assert model.class_caps.routing == DynamicRouting(1, none_of_the_above=data == "cifar10")
 
 
 def test_cifar_has_a_parent_that_is_none_of_the_above():

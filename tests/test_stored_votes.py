@@ -161,7 +161,10 @@ def test_drawn_votes(backend):
 
 def calls(routing_map, images=2, backend=None):
     """Every operation: a function of tensors, and these."""
-    given, problem = stored(routing_map, (4, 4), images), Problem(routing_map, images, in_caps=3, out_caps=5).inputs()
+    given, problem = (
+        stored(routing_map, (4, 4), images),
+        Problem(routing_map, images=images, in_caps=3, out_caps=5).inputs(),
+    )
     options = {"inverse_temperature": 0.3, "variance_floor": 0.2, "backend": backend}
     return {
         "pose_votes": (lambda *x: functional.pose_votes(*x, routing_map, backend), problem.poses, problem.weight),
@@ -220,7 +223,9 @@ def test_bits_depend_on_neither_threads_nor_batch(dtype):
             assert all(map(torch.equal, results(call, tensors), whole))
         torch.set_num_threads(before)
         alone = results(call, [x[1:2] if len(x) == 3 else x for x in tensors])
-        assert all(torch.equal(x, y[1:2]) for x, y in zip(alone, whole, strict=True) if len(y) == 3)
+        pairs = [(x, y[1:2]) for x, y in zip(alone, whole, strict=True) if len(y) == 3]
+        assert pairs, f"no result of {name} belongs to an image"
+        assert all(torch.equal(x, y) for x, y in pairs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -27,7 +27,8 @@ from tritoncaps import (
 )
 from tritoncaps.convert import convert_weight, load_weight
 from tritoncaps.kernels.common import backends
-from tritoncaps.kernels.common.flops import backward_flops, forward_flops
+from tritoncaps.kernels.common.cpu import simd
+from tritoncaps.kernels.common.flops import EXP, backward_flops, forward_flops
 from tritoncaps.kernels.mixture import iteration as em_routing
 from tritoncaps.models import CapsNet, MatrixCapsNet
 from tritoncaps.testing import Problem
@@ -272,6 +273,13 @@ def test_flops_are_counted():
     with FlopCounterMode(display=False) as counter:
         functional.squash(torch.randn(3, 5, requires_grad=True)).sum().backward()
     assert counter.get_total_flops() == 3 * 5 * (4 + 8)
+
+
+def test_flops_of_the_exponential_are_those_of_its_polynomial():
+    """Three fused operations for the power of two and the rest, one for each degree; a difference and a product."""
+    _, degree, *_ = simd._EXP[32]
+    assert degree == 7
+    assert 2 * (3 + degree) + 1 + 1 == EXP
 
 
 def test_flops_of_stored_votes_are_counted():

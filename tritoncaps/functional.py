@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from einops import rearrange
@@ -39,11 +39,12 @@ from tritoncaps.kernels.dynamic.options import LONGEST_ON_TRITON
 from tritoncaps.kernels.mixture import operators as ops
 from tritoncaps.kernels.mixture import stored_operators as vote_ops
 from tritoncaps.kernels.mixture.function import MixtureFunction
-from tritoncaps.routing import DynamicRouting, EMRouting, MixtureRouting
+from tritoncaps.routing import DynamicRouting, EMRouting, MatrixRouting, MixtureRouting
 from tritoncaps.routing_map import RoutingMap
 
 __all__ = [
     "coordinate_addition",
+    "dynamic_assignments",
     "dynamic_routing",
     "e_step",
     "em_routing",
@@ -61,6 +62,35 @@ __all__ = [
 ]
 
 
+@overload
+def em_routing(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    routing_map: RoutingMap,
+    routing: EMRouting | None = None,
+    backend: str | None = None,
+    return_assignments: Literal[False] = False,
+) -> Capsules: ...
+
+
+@overload
+def em_routing(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    routing_map: RoutingMap,
+    routing: EMRouting | None = None,
+    backend: str | None = None,
+    *,
+    return_assignments: Literal[True],
+) -> tuple[Capsules, Tensor]: ...
+
+
 def em_routing(
     poses: Tensor,
     activations: Tensor,
@@ -71,7 +101,7 @@ def em_routing(
     routing: EMRouting | None = None,
     backend: str | None = None,
     return_assignments: bool = False,
-) -> Any:
+) -> Capsules | tuple[Capsules, Tensor]:
     """Poses and activations of the parents after EM routing, without storing a vote (except on ``reference``).
 
     poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], beta_u and beta_a [C] ->
@@ -87,7 +117,8 @@ def em_routing(
     routing = EMRouting() if routing is None else routing
     check_routing(routing, EMRouting)
     betas = {"beta_u": beta_u, "beta_a": beta_a}
-    capsules = _routed(poses, activations, weight, betas, routing_map, routing, backend, _fused_em_routing)
+    fused = _fused_em_routing if type(routing).fit is EMRouting.fit else _fused_mixture_routing
+    capsules = _routed(poses, activations, weight, betas, routing_map, routing, backend, fused)
     if not return_assignments:
         return capsules
     return capsules, mixture_assignments(poses, activations, weight, betas, routing_map, routing)
@@ -167,7 +198,7 @@ def _routed(
     check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
     check_activations(activations)
     check_shape("weight", weight, [routing_map.num_weights, in_caps, "C", 4, 4])
-    _check_parameters(parameters, routing, weight.shape[2])
+    check_parameters(parameters, routing, weight.shape[2])
     chosen = backends.choose(backend, poses.device)
     tensors = (poses, activations, weight)
     if chosen == "reference":
@@ -182,13 +213,14 @@ def _routed(
     return fused(*flat, parameters, routing_map, routing, chosen)
 
 
-def _check_parameters(parameters: Mapping[str, Tensor], routing: MixtureRouting, out_caps: int) -> None:
-    """A routing that names its parameters gets these, [C] each."""
+def check_parameters(parameters: Mapping[str, Tensor], routing: MixtureRouting, out_caps: int) -> None:
+    """A routing that names its parameters gets these, [C] each unless it makes them in a way of its own."""
     for name in routing.parameter_names:
         if name not in parameters:
             given = ", ".join(parameters) or "none"
             raise ValueError(f"parameters must hold {name!r} for {type(routing).__name__}, but they hold {given}")
-        check_shape(name, parameters[name], [out_caps])
+        if type(routing).new_parameters in (MatrixRouting.new_parameters, EMRouting.new_parameters):
+            check_shape(name, parameters[name], [out_caps])
 
 
 def _fused_em_routing(
@@ -414,23 +446,30 @@ def dynamic_routing(
     """
     routing = DynamicRouting() if routing is None else routing
     check_routing(routing, DynamicRouting)
+    given = {"poses": poses, "weight": weight} | ({} if priors is None else {"priors": priors})
+    if isinstance(poses, Tensor) and under_autocast(poses):
+        for name, value in given.items():
+            check_tensor(name, value)
+        with torch.autocast(poses.device.type, enabled=False):
+            wide = {name: value.float() for name, value in given.items()}
+            return dynamic_routing(**wide, routing_map=routing_map, routing=routing, backend=backend)
+    _check_vectors(poses, weight, priors, routing_map)
+    chosen = backends.choose(backend, poses.device, _too_long_for_triton(weight))
+    if chosen == "reference":
+        return reference.dynamic_routing(poses, weight, routing_map, routing, priors)
+    return _fused_dynamic_routing(poses, weight, priors, routing_map, routing, chosen)
+
+
+def _check_vectors(poses: Tensor, weight: Tensor, priors: Tensor | None, routing_map: RoutingMap) -> None:
     check_map(routing_map)
     given = {"poses": poses, "weight": weight} | ({} if priors is None else {"priors": priors})
     for name, value in given.items():
         check_tensor(name, value)
-    if under_autocast(poses):
-        with torch.autocast(poses.device.type, enabled=False):
-            wide = {name: value.float() for name, value in given.items()}
-            return dynamic_routing(**wide, routing_map=routing_map, routing=routing, backend=backend)
     check_alike(**given)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, "D"])
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])
     if priors is not None:
         check_shape("priors", priors, weight.shape[:3])
-    chosen = backends.choose(backend, poses.device, _too_long_for_triton(weight))
-    if chosen == "reference":
-        return reference.dynamic_routing(poses, weight, routing_map, routing, priors)
-    return _fused_dynamic_routing(poses, weight, priors, routing_map, routing, chosen)
 
 
 def _too_long_for_triton(weight: Tensor) -> str:
@@ -464,6 +503,26 @@ def _fused_dynamic_routing(
     return rearrange(parents, "n p c e -> n c p e").reshape(shape)
 
 
+@torch.no_grad()
+def dynamic_assignments(
+    poses: Tensor,
+    weight: Tensor,
+    routing_map: RoutingMap,
+    routing: DynamicRouting | None = None,
+    priors: Tensor | None = None,
+) -> Tensor:
+    """The last coupling coefficients [N, P, S, B, C] of :func:`dynamic_routing`, zero in missing slots, to look at:
+    without gradient, and computed by the reference, image by image, so that the votes of one only are stored."""
+    routing = DynamicRouting() if routing is None else routing
+    check_routing(routing, DynamicRouting)
+    _check_vectors(poses, weight, priors, routing_map)
+    found = []
+    for image in poses.split(1):
+        *_, (_, coupling) = reference.dynamic_steps(image, weight, routing_map, routing, priors)
+        found.append(coupling.to(poses.dtype))
+    return torch.cat(found)
+
+
 def with_lengths(poses: Tensor) -> Capsules:
     """Capsules [N, C, *space, D] that are as active as their poses are long."""
     return Capsules(poses, torch.linalg.vector_norm(poses, dim=-1))
@@ -474,12 +533,7 @@ def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tens
 
     poses [N, B, *in_size, D], weight [K, B, C, D, E] -> [N, P, S, B, C, E], zero in missing slots.
     """
-    check_map(routing_map)
-    check_tensor("poses", poses)
-    check_tensor("weight", weight)
-    check_alike(poses=poses, weight=weight)
-    check_shape("poses", poses, ["N", "B", *routing_map.in_size, "D"])
-    check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])
+    _check_vectors(poses, weight, None, routing_map)
     return reference.vector_votes(poses, weight, routing_map)
 
 

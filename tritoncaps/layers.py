@@ -113,25 +113,31 @@ class _MatrixRoutedCaps(RoutedCaps):
         routing: MatrixRouting | None,
         logits: bool,
         backend: str | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
     ) -> None:
-        super().__init__(sizes, EMRouting() if routing is None else routing, "matrix", backend, device, dtype)
+        super().__init__(sizes, EMRouting() if routing is None else routing, "matrix", backend)
         self.logits = logits
-        if logits and not isinstance(self.routing, MixtureRouting):
-            raise ValueError(f"logits must be False for a {type(self.routing).__name__}: it is no MixtureRouting")
+        if logits:
+            self._mixture("logits=True")
 
     def _route(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
-        if self.logits and isinstance(self.routing, MixtureRouting):
-            weight, parameters, _ = self._inputs(routing_map)
-            return functional.mixture_logits(*capsules, weight, parameters, routing_map, self.routing, self.backend)
-        return super()._route(capsules, routing_map)
+        if not self.logits:
+            return super()._route(capsules, routing_map)
+        routing = self._mixture("logits=True")
+        weight, parameters, _ = self._inputs(routing_map)
+        return functional.mixture_logits(*capsules, weight, parameters, routing_map, routing, self.backend)
 
     def _assignments(self, capsules: Capsules, routing_map: RoutingMap) -> Tensor:
-        if not isinstance(self.routing, MixtureRouting):
-            raise TypeError(f"assignments need a MixtureRouting, but the routing is {self.routing!r}")
+        routing = self._mixture("assignments")
         weight, parameters, _ = self._inputs(routing_map)
-        return functional.mixture_assignments(*capsules, weight, parameters, routing_map, self.routing)
+        return functional.mixture_assignments(*capsules, weight, parameters, routing_map, routing)
+
+    def _mixture(self, what: str) -> MixtureRouting:
+        """The routing, if its `fit` says all that it does."""
+        if not isinstance(self.routing, MixtureRouting):
+            raise TypeError(f"{what} needs a MixtureRouting, but the routing is {self.routing!r}")
+        if type(self.routing).route not in (MixtureRouting.route, EMRouting.route):
+            raise TypeError(f"{what} needs the route of MixtureRouting, but {type(self.routing).__name__} has its own")
+        return self.routing
 
     def _options(self) -> str:
         return super()._options() + (", logits=True" if self.logits else "")
@@ -158,12 +164,13 @@ class _ConvCaps(_MatrixRoutedCaps):
         check_positive(in_caps=in_caps, out_caps=out_caps)
         kernel = per_axis("kernel_size", kernel_size, self.dims, 1)
         sizes = LayerSizes("conv", kernel, in_caps, out_caps, MATRIX, MATRIX)
-        super().__init__(sizes, routing, logits, backend, device, dtype)
+        super().__init__(sizes, routing, logits, backend)
         self.stride = per_axis("stride", stride, self.dims, 1)
         self.padding = padding if padding == "same" else per_axis("padding", padding, self.dims, 0)
         self.dilation = per_axis("dilation", dilation, self.dims, 1)
         if padding == "same" and max(self.stride) > 1:
             raise ValueError(f"padding='same' needs stride 1, but stride is {self.stride}")
+        self._create_parameters(device, dtype)
 
     def forward(self, capsules: Capsules) -> Capsules:
         check_matrix_capsules(self, capsules, SPACE[-self.dims :])
@@ -258,8 +265,9 @@ class ClassCaps(_MatrixRoutedCaps):
     ) -> None:
         check_positive(in_caps=in_caps, num_classes=num_classes)
         sizes = LayerSizes("class", (), in_caps, num_classes, MATRIX, MATRIX)
-        super().__init__(sizes, routing, logits, backend, device, dtype)
+        super().__init__(sizes, routing, logits, backend)
         self.coordinates = coordinates
+        self._create_parameters(device, dtype)
 
     @property
     def num_classes(self) -> int:
@@ -322,7 +330,8 @@ class GraphCaps(_MatrixRoutedCaps):
     ) -> None:
         check_positive(in_caps=in_caps, out_caps=out_caps, num_relations=num_relations)
         sizes = LayerSizes("graph", (num_relations,), in_caps, out_caps, MATRIX, MATRIX)
-        super().__init__(sizes, routing, logits, backend, device, dtype)
+        super().__init__(sizes, routing, logits, backend)
+        self._create_parameters(device, dtype)
 
     @property
     def num_relations(self) -> int:
@@ -352,7 +361,7 @@ class GraphCaps(_MatrixRoutedCaps):
                 f"routing_map must have at most {self.num_relations} relations, the num_relations of this GraphCaps, "
                 f"but it has {routing_map.num_weights}"
             )
-        check_matrix_capsules(self, capsules, [f"{n}" for n in routing_map.in_size])
+        check_matrix_capsules(self, capsules, routing_map.in_size)
 
     def extra_repr(self) -> str:
         return f"{self.in_caps}, {self.out_caps}, num_relations={self.num_relations}, {self._options()}"

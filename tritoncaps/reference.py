@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, reduce, repeat
 from torch import Tensor
 
+from tritoncaps._internal.fits import check_components
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.kernels.common.numerics import least_support, widen
 from tritoncaps.routing import Components, DynamicRouting, EMRouting, MixtureRouting, Moments
@@ -212,7 +213,9 @@ def mixture_steps(
         fixed = shares.detach() if routing.gradient == "last" else shares
         found = moments(votes, fixed, activations, routing_map)
         data_per_parent = mean_data_of(routing_map, in_caps, out_caps)
-        components = routing.fit(Moments(*found, data_per_parent), parameters, iteration)
+        given = Moments(*found, data_per_parent)
+        components = routing.fit(given, parameters, iteration)
+        check_components(routing, components, given)
         yield components, fixed
         if iteration + 1 < routing.iterations:
             logits = log_likelihood(votes, components, routing_map)
@@ -274,7 +277,19 @@ def dynamic_routing(
     poses [N, B, *in_size, D], weight [K, B, C, D, E], priors [K, B, C] (the first b; zero by default)
     -> [N, C, *out_size, E].
     """
-    storage = poses.dtype
+    *_, (parents, _) = dynamic_steps(poses, weight, routing_map, routing, priors)
+    return _to_capsules(parents, routing_map, parents.shape[3:]).to(poses.dtype)
+
+
+def dynamic_steps(
+    poses: Tensor,
+    weight: Tensor,
+    routing_map: RoutingMap,
+    routing: DynamicRouting,
+    priors: Tensor | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The parents [N, P, C, E] of every iteration of :func:`dynamic_routing`, and the coupling coefficients
+    [N, P, S, B, C] of their votes."""
     poses, weight = widen(poses), widen(weight)
     votes = vector_votes(poses, weight, routing_map)
     if priors is None:
@@ -282,16 +297,13 @@ def dynamic_routing(
     b = widen(priors)[routing_map.tables(weight.device).weight_of.long()].expand(votes.shape[:-1])
     rival = 0.0 if routing.none_of_the_above else -math.inf
 
-    def weighted_sum(b: Tensor) -> Tensor:
-        assignments = assignments_from_logits(b, routing_map, competition=routing.competition, rival=rival)
-        return squash(einsum(assignments, votes, "n p s b c, n p s b c e -> n p c e"))
-
-    parents = weighted_sum(b)
-    for _ in range(routing.iterations - 1):
-        agreement = einsum(votes, parents, "n p s b c e, n p c e -> n p s b c")
-        b = b + (agreement.detach() if routing.gradient == "last" else agreement)
-        parents = weighted_sum(b)
-    return _to_capsules(parents, routing_map, parents.shape[3:]).to(storage)
+    for iteration in range(routing.iterations):
+        coupling = assignments_from_logits(b, routing_map, competition=routing.competition, rival=rival)
+        parents = squash(einsum(coupling, votes, "n p s b c, n p s b c e -> n p c e"))
+        yield parents, coupling
+        if iteration + 1 < routing.iterations:
+            agreement = einsum(votes, parents, "n p s b c e, n p c e -> n p s b c")
+            b = b + (agreement.detach() if routing.gradient == "last" else agreement)
 
 
 def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data: bool = True) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,10 @@ class VectorPrimaryCaps(nn.Module):
         vectors = self.pose(features).unflatten(1, (self.out_caps, self.dim)).movedim(2, -1)
         return functional.with_lengths(functional.squash(vectors, backend=self.backend))
 
+    if TYPE_CHECKING:
+
+        def __call__(self, features: Tensor) -> Capsules: ...
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_caps}, dim={self.dim}"
 
@@ -83,8 +87,6 @@ class _VectorRoutedCaps(RoutedCaps):
         routing: VectorRouting | None,
         priors: bool,
         backend: str | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
     ) -> None:
         check_positive(in_caps=in_caps, in_dim=in_dim, out_caps=out_caps, out_dim=out_dim)
         routing = DynamicRouting() if routing is None else routing
@@ -93,8 +95,11 @@ class _VectorRoutedCaps(RoutedCaps):
                 raise ValueError(f"priors=True needs a DynamicRouting, but routing is {routing!r}")
             routing = replace(routing, priors=True)
         sizes = LayerSizes("conv" if kernel_size else "full", kernel_size, in_caps, out_caps, (in_dim,), (out_dim,))
-        super().__init__(sizes, routing, "vector", backend, device, dtype)
+        super().__init__(sizes, routing, "vector", backend)
         self.in_dim, self.out_dim = in_dim, out_dim
+
+    def _create_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        super()._create_parameters(device, dtype)
         if "priors" not in self._parameters:
             self.register_parameter("priors", None)
 
@@ -106,6 +111,28 @@ class _VectorRoutedCaps(RoutedCaps):
             raise TypeError(f"capsules must be Capsules or a tensor of poses, but {type(self).__name__} got {what}")
         self._check_poses(given[0])
         return Capsules(*given)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, capsules: Capsules | Tensor) -> Capsules: ...
+
+    def assignments(self, capsules: Capsules | Tensor) -> Tensor:
+        """The last coupling coefficients [N, P, S, B, C] of dynamic routing, to look at; see
+        :func:`functional.dynamic_assignments`. A child type of VectorCaps is one child, so that P = S = 1."""
+        routing = self.routing
+        if not isinstance(routing, DynamicRouting) or type(routing).route is not DynamicRouting.route:
+            raise TypeError(f"assignments needs the route of DynamicRouting, but the routing is {routing!r}")
+        given, routing_map = self._children(capsules)
+        weight, parameters, _ = self._inputs(routing_map)
+        priors = parameters["priors"].reshape(weight.shape[:3]) if routing.priors else None
+        return functional.dynamic_assignments(given.poses, weight, routing_map, routing, priors)
+
+    def forward(self, capsules: Capsules | Tensor) -> Capsules:
+        return self._route(*self._children(capsules))
+
+    def _children(self, capsules: Capsules | Tensor) -> tuple[Capsules, RoutingMap]:
+        """The children as a routing takes them, checked, and the map of their size."""
+        raise NotImplementedError
 
 
 class VectorCaps(_VectorRoutedCaps):
@@ -134,18 +161,17 @@ class VectorCaps(_VectorRoutedCaps):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_caps, in_dim, out_caps, out_dim, (), routing, priors, backend, device, dtype)
+        super().__init__(in_caps, in_dim, out_caps, out_dim, (), routing, priors, backend)
+        self._create_parameters(device, dtype)
 
-    def forward(self, capsules: Capsules | Tensor) -> Capsules:
+    def _children(self, capsules: Capsules | Tensor) -> tuple[Capsules, RoutingMap]:
         poses, activations = self._capsules(capsules)
         if poses.ndim < 3 or math.prod(poses.shape[1:-1]) != self.in_caps or poses.shape[-1] != self.in_dim:
             raise ValueError(
                 f"poses must hold {self.in_caps} capsules of {self.in_dim} numbers for each image, "
                 f"[N, {self.in_caps}, {self.in_dim}] or spread over space, but they have shape {list(poses.shape)}"
             )
-        return self._route(
-            Capsules(poses.flatten(1, -2), activations.flatten(1)), RoutingMap.full((), coordinates=False)
-        )
+        return Capsules(poses.flatten(1, -2), activations.flatten(1)), RoutingMap.full((), coordinates=False)
 
     def extra_repr(self) -> str:
         return f"{self.in_caps}, {self.in_dim}, {self.out_caps}, {self.out_dim}, {self._options()}"
@@ -183,15 +209,18 @@ class ConvVectorCaps2d(_VectorRoutedCaps):
         dtype: torch.dtype | None = None,
     ) -> None:
         kernel = per_axis("kernel_size", kernel_size, 2, 1)
-        super().__init__(in_caps, in_dim, out_caps, out_dim, kernel, routing, priors, backend, device, dtype)
+        super().__init__(in_caps, in_dim, out_caps, out_dim, kernel, routing, priors, backend)
         self.stride = per_axis("stride", stride, 2, 1)
         self.padding = padding if padding == "same" else per_axis("padding", padding, 2, 0)
         self.dilation = per_axis("dilation", dilation, 2, 1)
+        if padding == "same" and max(self.stride) > 1:
+            raise ValueError(f"padding='same' needs stride 1, but stride is {self.stride}")
+        self._create_parameters(device, dtype)
 
-    def forward(self, capsules: Capsules | Tensor) -> Capsules:
+    def _children(self, capsules: Capsules | Tensor) -> tuple[Capsules, RoutingMap]:
         given = self._capsules(capsules)
         check_shape("poses", given.poses, ["N", self.in_caps, "H", "W", self.in_dim])
-        return self._route(given, self.routing_map(given.poses.shape[2:4]))
+        return given, self.routing_map(given.poses.shape[2:4])
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
         """Who votes for whom at this input size."""

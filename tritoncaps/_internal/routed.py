@@ -22,24 +22,21 @@ class RoutedCaps(nn.Module):
 
     __prepare_scriptable__ = refuse_script
 
-    def __init__(
-        self,
-        sizes: LayerSizes,
-        routing: Routing,
-        capsules: str,
-        backend: str | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+    def __init__(self, sizes: LayerSizes, routing: Routing, capsules: str, backend: str | None) -> None:
         super().__init__()
         _check_kind(routing, capsules, type(self).__name__)
         self.in_caps, self.out_caps, self.kernel_size = sizes.in_caps, sizes.out_caps, sizes.weights
         self._sizes, self.routing = sizes, routing
         self.backend = backends.check_name(backend)
+
+    def _create_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Those that the routing asks for. A layer calls this last: no parameter takes the name of an option."""
         new_parameters = self._new_parameters()
         for name, new in new_parameters.items():
             if hasattr(self, name):
-                raise ValueError(f"{type(routing).__name__} must not name a parameter {name!r}: layers use that name")
+                raise ValueError(
+                    f"{type(self.routing).__name__} must not name a parameter {name!r}: layers use that name"
+                )
             self.register_parameter(name, nn.Parameter(torch.empty(new.shape, device=device, dtype=dtype)))
         self._names = tuple(name for name in new_parameters if name != "weight")
         self.reset_parameters()
@@ -51,26 +48,19 @@ class RoutedCaps(nn.Module):
 
     def _new_parameters(self) -> dict[str, NewParameter]:
         found = self.routing.new_parameters(self._sizes)
-        if "weight" not in found:
-            raise ValueError(
-                f"{type(self.routing).__name__}.new_parameters must return a parameter named 'weight', but it returned "
-                f"{', '.join(found) or 'none'}"
-            )
+        _check_new_parameters(f"{type(self.routing).__name__}.new_parameters", found, self._sizes)
         return found
 
     def _inputs(self, routing_map: RoutingMap) -> tuple[Tensor, dict[str, Tensor], RoutingMap]:
         """The weight [K, B, C, ...], the other parameters and the map, as a routing takes them."""
-        others = {name: getattr(self, name) for name in self._new_parameters() if name != "weight"}
-        return (
-            self.weight.flatten(0, len(self._sizes.weights) - 1) if self._sizes.weights else self.weight[None],
-            others,
-            routing_map,
-        )
+        axes = len(self._sizes.weights)
+        weight = self.weight.flatten(0, axes - 1) if axes else self.weight[None]
+        return weight, {name: getattr(self, name) for name in self._names}, routing_map
 
     def _route(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
         parents = self.routing.route(capsules, *self._inputs(routing_map), self.backend)
         self._check_parents(parents, capsules.poses.shape[0], routing_map)
-        return parents
+        return Capsules(*parents)
 
     def _check_parents(self, parents: Capsules, images: int, routing_map: RoutingMap) -> None:
         name = f"{type(self.routing).__name__}.route"
@@ -79,8 +69,10 @@ class RoutedCaps(nn.Module):
                 f"{name} must return Capsules(poses, activations), but it returned a {type(parents).__name__}"
             )
         shape = [images, self.out_caps, *routing_map.out_size]
-        check_shape(f"the activations that {name} returns", parents[1], shape)
-        check_shape(f"the poses that {name} returns", parents[0], [*shape, *self._sizes.out_pose])
+        expected = {"poses": [*shape, *self._sizes.out_pose], "activations": shape}
+        for (what, wanted), value in zip(expected.items(), parents, strict=True):
+            check_tensor(f"what {name} returns as {what}", value)
+            check_shape(f"what {name} returns as {what}", value, wanted)
 
     def _check_poses(self, poses: Tensor) -> None:
         check_tensor("poses", poses)
@@ -94,8 +86,31 @@ def _check_kind(routing: object, capsules: str, layer: str) -> None:
     expected = f"routing must be a routing of {capsules} capsules, such as {_EXAMPLES[capsules]}"
     if not isinstance(routing, Routing):
         raise TypeError(f"{expected}, but {layer} got {routing!r}")
-    if routing.capsules != capsules:
-        raise TypeError(f"{expected}, but {type(routing).__name__} is one of {routing.capsules} capsules")
+    kind = getattr(routing, "capsules", None)
+    if kind not in _EXAMPLES:
+        raise TypeError(f"{type(routing).__name__}.capsules must be 'matrix' or 'vector', but it is {kind!r}")
+    if kind != capsules:
+        raise TypeError(f"{expected}, but {type(routing).__name__} is one of {kind} capsules")
+
+
+def _check_new_parameters(name: str, found: object, sizes: LayerSizes) -> None:
+    """One sentence where `new_parameters` returns something else than it should."""
+    if not isinstance(found, dict):
+        raise TypeError(f"{name} must return a dict of NewParameter, but it returned a {type(found).__name__}")
+    if "weight" not in found:
+        given = ", ".join(map(str, found)) or "none"
+        raise ValueError(f"{name} must return a parameter named 'weight', but it returned {given}")
+    for key, new in found.items():
+        if not isinstance(key, str) or not key.isidentifier():
+            raise ValueError(f"{name} must name parameters as Python names variables, but one is {key!r}")
+        if not isinstance(new, NewParameter):
+            raise TypeError(f"{name} must return {key!r} as a NewParameter, but it is a {type(new).__name__}")
+    axes = len(sizes.weights)
+    if tuple(found["weight"].shape[:axes]) != sizes.weights or len(found["weight"].shape) <= axes:
+        wanted = ", ".join(map(str, (*sizes.weights, "...")))
+        raise ValueError(
+            f"{name} must return a weight of shape [{wanted}], but its shape is {list(found['weight'].shape)}"
+        )
 
 
 _EXAMPLES = {"matrix": "EMRouting", "vector": "DynamicRouting"}
@@ -109,8 +124,8 @@ def conv_options(layer: Any) -> str:
     return text + (f", dilation={layer.dilation}" if max(layer.dilation) > 1 else "")
 
 
-def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence[str] | None = None) -> None:
-    """``space`` names the spatial axes; without it there may be any."""
+def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence[str | int] | None = None) -> None:
+    """``space`` names the spatial axes, or says their sizes; without it there may be any."""
     if not isinstance(capsules, tuple) or len(capsules) != 2:
         given = f"a {type(capsules).__name__}"
         raise TypeError(f"capsules must be Capsules(poses, activations), but {type(layer).__name__} got {given}")

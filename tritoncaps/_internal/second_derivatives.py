@@ -127,7 +127,7 @@ def _(
     options: dict[str, Any] = {"inverse_temperature": inverse_temperature, "variance_floor": variance_floor}
 
     def fit(*tensors: Tensor) -> tuple[Tensor, ...]:
-        found = reference.m_step(*tensors, routing_map, **options, mean_data=mean_data != 1.0)  # type: ignore[misc, arg-type]
+        found = reference.m_step(*tensors, routing_map, **options, mean_data=mean_data != 1.0)  # type: ignore[call-arg, arg-type]
         return tuple(x.transpose(1, 2) for x in found)
 
     pull_back = torch.func.vjp(fit, votes, assignments, activations, beta_u, torch.zeros_like(beta_u))[1]

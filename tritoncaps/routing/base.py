@@ -45,8 +45,11 @@ class Routing(ABC):
 
     @abstractmethod
     def new_parameters(self, layer: LayerSizes) -> dict[str, NewParameter]:
-        """The parameters that a layer creates for this routing, by name. One is ``weight``, [*layer.weights, in_caps,
-        out_caps, ...]."""
+        """The parameters that a layer creates for this routing, by name.
+
+        One is ``weight``. Its shape begins with ``layer.weights``, which `route` gets as one axis: [*layer.weights,
+        in_caps, out_caps, ...] in the routings of this library.
+        """
 
     @abstractmethod
     def route(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -87,5 +87,6 @@ class EMRouting(MixtureRouting):
     ) -> Capsules:
         from tritoncaps import functional
 
-        betas: Any = {name: parameters[name] for name in self.parameter_names}
-        return functional.em_routing(*capsules, weight, **betas, routing_map=routing_map, routing=self, backend=backend)
+        functional.check_parameters(parameters, self, weight.shape[2])
+        beta_u, beta_a = (parameters[name] for name in ("beta_u", "beta_a"))
+        return functional.em_routing(*capsules, weight, beta_u, beta_a, routing_map, self, backend)

@@ -35,6 +35,7 @@ require("hypothesis", "tritoncaps.testing", "testing")
 
 from tritoncaps.testing.checks import EM_ROUTING_CHECKS, HARD_CASES, KERNEL_CHECKS, MIXTURE_CHECKS, verify
 from tritoncaps.testing.dynamic import (
+    DECIDED_BY_ROUNDING,
     VECTOR_CHECKS,
     VECTOR_HARD_CASES,
     VECTOR_KERNEL_CHECKS,
@@ -48,6 +49,7 @@ from tritoncaps.testing.problems import Inputs, Problem, Route, by_reference, gr
 from tritoncaps.testing.strategies import em_routings, mixture_options, problems, routing_maps, vb_routings
 
 __all__ = [
+    "DECIDED_BY_ROUNDING",
     "EM_ROUTING_CHECKS",
     "HARD_CASES",
     "KERNEL_CHECKS",

@@ -225,7 +225,7 @@ def passes_gradcheck(route: VectorRoute, problem: VectorProblem) -> None:
 
 def survives_an_empty_batch(route: VectorRoute, problem: VectorProblem) -> None:
     for name, value in vector_gradients(problem.but(images=0, layout="contiguous"), route).items():
-        assert value.isfinite().all(), f"{name} of an empty batch is not finite"
+        assert not value.any(), f"{name} of an empty batch is not zero"
 
 
 def gives_the_same_bits_again(route: VectorRoute, problem: VectorProblem) -> None:
@@ -278,6 +278,10 @@ VECTOR_HARD_CASES: dict[str, Callable[[VectorInputs], VectorInputs]] = {
     "poses of 1e-20": lambda x: x._replace(poses=x.poses * 1e-20),
     "priors of 1e4": lambda x: x._replace(priors=x.priors * 1e4),
 }
+
+
+# Of these, rounding decides which parent wins a child: two correct kernels need not agree.
+DECIDED_BY_ROUNDING = ("poses of 1e4", "priors of 1e4")
 
 
 def _with_pose_gradient(problem: VectorProblem, route: VectorRoute, inputs: VectorInputs) -> tuple[Tensor, Tensor]:

@@ -7,18 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# Values that should be zero are sums whose terms cancel: their rounding errors are relative to terms of this size.
+LEAST_SCALE = 1e-5
 
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7, least: float = 1e-3) -> None:
-    """The largest error is below ``tolerance`` times the largest expected value (or ``least``)."""
+
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7) -> None:
+    """The largest error is at most ``tolerance`` times the largest expected value, however small that is.
+
+    Where all expected values are below `LEAST_SCALE`, it is at most ``tolerance`` times that.
+    """
     error, report = _error(name, actual, expected)
-    allowed = tolerance * max(least, _largest(expected))
+    allowed = tolerance * max(LEAST_SCALE, _largest(expected))
     assert error <= allowed, f"{report}; allowed {allowed:.3g}"
 
 
 def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None) -> None:
     """``actual`` is at most twice as wrong as ``plain``, plain torch at the same dtype; ``exact`` is float64.
 
-    ``floor`` is what rounding alone may cost, relative to the largest value; default: 32 units in the last place.
+    ``floor`` is what rounding alone may cost, relative to the largest value, or to one, the scale of the terms whose
+    sum a small value is; default: 32 units in the last place. Small values are for `assert_close`, in float64.
     """
     floor = 32 * torch.finfo(plain.dtype).eps if floor is None else floor
     error, report = _error(name, actual, exact)

@@ -24,7 +24,7 @@ LAYOUTS = ("contiguous", "types last", "sliced", "expanded")
 def inputs_of(names: tuple[str, ...]) -> Any:
     """A named tuple of a routing's tensors, in the order in which a route takes them: ``poses``, ``activations``,
     ``weight``, and the routing's parameters."""
-    return namedtuple("Inputs", ("poses", "activations", "weight", *names))  # type: ignore[misc]
+    return namedtuple("Inputs", ("poses", "activations", "weight", *names))
 
 
 Inputs = inputs_of(EMRouting.parameter_names)  # of EM routing

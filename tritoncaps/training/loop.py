@@ -254,7 +254,7 @@ class Trainer:
             until = min(self.steps_per_epoch, done + self.steps - self.step)
             loader = DataLoader(
                 self.data.train,
-                batch_sampler=list(islice(order, done * parts, until * parts)),  # type: ignore[arg-type]
+                batch_sampler=list(islice(order, done * parts, until * parts)),
                 collate_fn=as_it_is,
                 num_workers=self.config.workers,
                 pin_memory=self.world.device.type == "cuda",

@@ -49,7 +49,7 @@ def _tiny_capsnet(task: Task, iterations: int, backend: str | None, **options: A
 def _capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
     side = _square(task)
     if task.data == "cifar10":
-        return CapsNet.cifar10(backend=backend)
+        return CapsNet.cifar10(iterations, backend=backend)
     if task.data == "svhn":
         return CapsNet.svhn(iterations=iterations, backend=backend)
     return CapsNet(task.channels, task.classes, side, iterations, backend=backend)

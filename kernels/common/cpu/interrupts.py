@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from tritoncaps.kernels.common.cpu.compiling import kernel, ready
-from tritoncaps.kernels.common.cpu.tasks import DONE, TAKEN, _add
+from tritoncaps.kernels.common.cpu.compiling import ready
+from tritoncaps.kernels.common.cpu.tasks import stop_tasks
 
 NONE = -1  # no socket
-MANY = 1 << 40  # more tasks than there are
 
 _lock = threading.Lock()
 _socket: socket.socket | None = None  # that Python writes to
@@ -48,15 +47,6 @@ def watched(stop: Callable[[], None]) -> Iterator[None]:
         with _lock:  # from now on, nobody calls stop
             _stop, _next = outer
         signal.set_wakeup_fd(before)
-
-
-@kernel
-def stop_tasks(counter, tasks):  # type: ignore[no-untyped-def]
-    """Give out no more tasks, and wait for none that was not given out. How many were, or more than ``tasks``."""
-    taken = _add(counter, TAKEN, MANY)
-    if taken < tasks:
-        _add(counter, DONE, tasks - taken)
-    return taken
 
 
 def _waiting() -> socket.socket | None:

@@ -18,9 +18,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from tritoncaps.kernels.common.cpu.compiling import part
+from tritoncaps.kernels.common.cpu.compiling import kernel, part
 
 TAKEN, DONE = 0, 1  # what a counter, int64 [2], counts: tasks
+MANY = 1 << 40  # more tasks than there are
 
 _give_way = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
@@ -37,7 +38,7 @@ def _add(typing_context: Any, counter: Any, index: Any, amount: Any) -> Any:
 
 
 @part
-def first_task(counter, tasks):  # type: ignore[no-untyped-def]
+def first_task(counter, tasks):
     """A task that nobody has taken, or one beyond the last when all are done."""
     task = _add(counter, TAKEN, 1)
     if task >= tasks:
@@ -47,7 +48,16 @@ def first_task(counter, tasks):  # type: ignore[no-untyped-def]
 
 
 @part
-def next_task(counter, tasks):  # type: ignore[no-untyped-def]
+def next_task(counter, tasks):
     """The same, after a task that is done."""
     _add(counter, DONE, 1)
     return first_task(counter, tasks)
+
+
+@kernel
+def stop_tasks(counter, tasks):
+    """Give out no more tasks, and wait for none that was not given out. How many were, or more than ``tasks``."""
+    taken = _add(counter, TAKEN, MANY)
+    if taken < tasks:
+        _add(counter, DONE, tasks - taken)
+    return taken

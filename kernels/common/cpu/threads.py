@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from tritoncaps.kernels.common.cpu.compiling import ready
-from tritoncaps.kernels.common.cpu.interrupts import stop_tasks, watched
+from tritoncaps.kernels.common.cpu.interrupts import watched
 from tritoncaps.kernels.common.cpu.surroundings import torchs_threads
+from tritoncaps.kernels.common.cpu.tasks import stop_tasks
 
 Calls = list[tuple[Any, tuple[Any, ...]]]  # of kernels, with their arguments
 

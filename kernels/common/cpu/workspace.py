@@ -12,6 +12,7 @@ import math
 import mmap
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def scratch(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if count * dtype.itemsize > LARGEST:
         return torch.empty(tuple(shape), dtype=dtype)
-    buffers: dict[tuple[str, torch.dtype], Tensor] = _kept.__dict__
+    buffers: dict[Any, Tensor] = _kept.__dict__  # by name and dtype
     key = (name, dtype)
     if key not in buffers or buffers[key].numel() < count:
         buffers[key] = torch.empty(count, dtype=dtype)

@@ -35,13 +35,17 @@ ODD_SHAPE = (7, 33)  # that leave tiles half empty
 STORAGES = {"fp16": "float16", "bf16": "bfloat16"}  # what computes in float32
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
 ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
-INPUTS = ("p_poses", "p_weight", "p_activations", "p_votes", "p_assignments", "p_grad_assignments", "p_grad_votes")
-INPUTS += ("p_weights", "p_left", "p_dV")
+INPUTS = (
+    *("p_poses", "p_weight", "p_activations", "p_votes", "p_assignments", "p_grad_assignments", "p_grad_votes"),
+    *("p_weights", "p_left", "p_dV"),
+)
 SLACK = 1.1  # by which a compiler may exceed the budget
 FORBIDDEN = ("stack", "spills", "divisions", "strided")
 
-INDICES = ("children", "weight_of", "parents_start", "group_child", "group_start")
-INDICES += ("pair_child", "pair_parent", "pair_slot", "weight_start")
+INDICES = (
+    *("children", "weight_of", "parents_start", "group_child", "group_start"),
+    *("pair_child", "pair_parent", "pair_slot", "weight_start"),
+)
 
 
 class Variant(NamedTuple):
@@ -141,9 +145,10 @@ def _gradient_variants(
 def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
     """The views and the edge view with votes in memory."""
     absent = {"stored assignment": ("p_statistics",), "stored gradient": ("p_activations",)}
-    for weights, names in absent.items():
+    options: dict[str, Any]
+    for weights, more in absent.items():
         options = {"WEIGHTS": weights, "LOCAL": False, "H": 16, "COUNT": 16}
-        names = (*POSES, "p_slopes", "p_log_sum", "p_da", *names)
+        names = (*POSES, "p_slopes", "p_log_sum", "p_da", *more)
         yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
     yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, (*POSES, "p_activations"), H=16)
     yield _variant("mixture.triton.child_view", "edge_product_kernel", shape, chosen.child)

@@ -116,7 +116,7 @@ def m_step_backward(
         p_grad_logit=grad_logit.contiguous(),
     )
     assignments = assignments.contiguous()
-    grad_votes, grad_assignments = torch.empty_like(edges.votes), torch.empty_like(assignments)
+    grad_votes, grad_assignments = _like_votes(edges), torch.empty_like(assignments)
     slope, grad_activations = edges.empty(*assignments.shape), edges.empty(*(edges.sizes[name] for name in "NLB"))
     _each_edge(
         edges,
@@ -170,7 +170,7 @@ def e_step_backward(
     statistics = _statistics(mean, variance, logit)
     dot = edges.empty(*(edges.sizes[name] for name in "NGB"))
     child_sum(edges, child_view.edge_product_kernel, dot, p_left=assignments, p_right=grad_assignments)
-    grad_votes, dl = torch.empty_like(edges.votes), edges.empty(*assignments.shape)
+    grad_votes, dl = _like_votes(edges), edges.empty(*assignments.shape)
     _each_edge(
         edges,
         edge_view.e_step_gradient_kernel,
@@ -228,6 +228,12 @@ def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competitio
     children = None if activations is None else activations.transpose(1, 2).contiguous()
     dtype, packed = arithmetic(*given), _types_fastest(votes)
     return make_edges(tables, competition, dtype, (N, B, C), votes=packed, activations=children)
+
+
+def _like_votes(edges: Edges) -> Tensor:
+    """Memory for as many numbers as the votes have."""
+    assert edges.votes is not None
+    return torch.empty_like(edges.votes)
 
 
 def _each_edge(edges: Edges, kernel: object, **given: Any) -> None:
