@@ -101,20 +101,20 @@ def _empty(source: VoteSource, *shape: int) -> Tensor:
 
 
 def _statistics(components: Sequence[Components]) -> Tensor:
-    """The rows [T, N, P, 36, C] that views read; for them precision is 1 / (2 variance)."""
+    """The rows [T, ...] that views read."""
     N, P, _, C = components[0].mean.shape
-    rows = components[0].mean.new_empty(len(components), N, P, parents.statistics_rows(ENTRIES), C)
+    rows = components[0].mean.new_empty(
+        len(components), *em_routing.statistics_shape(N, P, C, components[0].mean.dtype)
+    )
     for row, given in zip(rows, components, strict=True):
-        row[:, :, :ENTRIES] = given.mean
-        torch.mul(given.precision, 0.5, out=row[:, :, ENTRIES : 2 * ENTRIES])
-        row[:, :, 2 * ENTRIES] = given.log_weight
+        parents.components(*given, row)
     return rows
 
 
 def _slopes(slopes: Sequence[Slopes]) -> Tensor:
-    """The rows [T, N, P, 51, C] that views read."""
+    """The rows [T, ...] that views read."""
     N, P, _, C = slopes[0].centre.shape
-    rows = slopes[0].centre.new_empty(len(slopes), N, P, parents.slopes_rows(ENTRIES), C)
+    rows = slopes[0].centre.new_empty(len(slopes), *em_routing.slopes_shape(N, P, C, slopes[0].centre.dtype))
     for row, given in zip(rows, slopes, strict=True):
-        torch.cat([given.linear, given.quadratic, given.centre, given.offset[:, :, None]], 2, out=row[:, :, :49])
+        parents.given_slopes(*given, row)
     return rows
