@@ -199,7 +199,7 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
     from triton.compiler import ASTSource
 
     limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
-    options = {"num_warps": variant.num_warps, **limits}
+    options = {"num_warps": variant.num_warps, "enable_fp_fusion": True, **limits}
     with nullcontext() if variant.needs_coalescing(TARGETS[target][2]) else uncoalesced():
         compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])

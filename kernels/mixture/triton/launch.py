@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.tables import Tables
 from tritoncaps.kernels.common.triton.compiling import uncoalesced
-from tritoncaps.kernels.common.triton.launching import ALL_REGISTERS, LANES
+from tritoncaps.kernels.common.triton.launching import OPTIONS, lanes
 from tritoncaps.kernels.common.triton.pairs import Groups, Pairs, groups_of, once, pairs_of
 from tritoncaps.kernels.mixture.triton import config
 from tritoncaps.kernels.mixture.triton.rows import ENTRIES, pack
@@ -62,7 +62,7 @@ def make_edges(
         groups,
         competition == "local",
         dtype,
-        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64, LANES),
+        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64, lanes()),
         {"N": N, "L": len(tables.parents_start) - 1, "P": P, "S": S, "B": B, "C": C, "G": len(groups.child)},
     )
 
@@ -86,5 +86,5 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
         **{"p_parents_start": tables.parents_start, "LOCAL": edges.local, **edges.sizes},
     }
     known = {name: value for name, value in known.items() if name in kernel.arg_names}
-    with nullcontext() if config.needs_coalescing(kernel.fn.__name__, tile, LANES) else uncoalesced():
-        kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **ALL_REGISTERS)
+    with nullcontext() if config.needs_coalescing(kernel.fn.__name__, tile, lanes()) else uncoalesced():
+        kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **OPTIONS)

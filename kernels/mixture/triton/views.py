@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tritoncaps.kernels.common.triton.launching import ALL_REGISTERS, blocks
+from tritoncaps.kernels.common.triton.launching import OPTIONS, blocks
 from tritoncaps.kernels.mixture.triton import child_view, parents, weight_view
 from tritoncaps.kernels.mixture.triton.config import ADDED_SPLITS, NUMBERS
 from tritoncaps.kernels.mixture.triton.launch import Edges, launch
@@ -123,7 +123,7 @@ def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
     )
     out = edges.empty(K, B, C, 4, 4)
     if out.numel():
-        options = {"BLOCK_SPLITS": ADDED_SPLITS, "BLOCK": NUMBERS, **ALL_REGISTERS}
+        options = {"BLOCK_SPLITS": ADDED_SPLITS, "BLOCK": NUMBERS, **OPTIONS}
         size = edges.weight.numel()
         weight_view.add_splits_kernel[(blocks(size, NUMBERS),)](partial, out, size, len(partial), C=C, **options)
     return out
