@@ -194,14 +194,7 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
     """Compile a variant and read what the compiler reports."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
-    options = {"num_warps": variant.num_warps, "enable_fp_fusion": True, **limits}
-    with nullcontext() if variant.needs_coalescing(TARGETS[target][2]) else uncoalesced():
-        compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
+    compiled = compile_variant(variant, target, variant.needs_coalescing(TARGETS[target][2]))
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
     contiguous = 0 if variant.module.endswith("parents") else -1  # axis of a tile
     return {
@@ -210,6 +203,18 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
         "shared": compiled.metadata.shared,
         "warps": variant.num_warps,
     }
+
+
+def compile_variant(variant: Variant, target: str, coalescing: bool) -> Any:
+    """As a launch would, with or without Triton's coalescing pass."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
+    options = {"num_warps": variant.num_warps, "enable_fp_fusion": True, **limits}
+    with nullcontext() if coalescing else uncoalesced():
+        return triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
 
 
 def report(targets: list[str]) -> dict[str, dict[str, dict[str, int]]]:
