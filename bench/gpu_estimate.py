@@ -198,9 +198,8 @@ def touched(x: Tensor) -> int:
 
 
 def compiled(cost: Cost, target: str) -> dict[str, int]:
-    """What the kernel needs, compiled for 32 to 32 types."""
-    kernels = budget()[target]
-    return kernels[next(name for name in (cost.name, f"{cost.name} 32->32") if name in kernels)]
+    """What the kernel needs."""
+    return budget()[target][cost.name]
 
 
 @cache

@@ -51,7 +51,7 @@ def assert_sane(row):
 
 def test_there_is_a_script_for_each_subject():
     scripts = {path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == {*SUBJECTS, "suite", "gpu_estimate", "busy"}
+    assert scripts == {*SUBJECTS, "suite", "gpu_estimate", "busy", "first_gpu_call"}
 
 
 def test_every_subject_runs_alone(tmp_path, bench):

@@ -6,6 +6,27 @@ import sys
 
 import pytest
 
+COMPARE = """
+from tritoncaps.kernels.common.triton.resources import TARGETS, compile_variant, variants
+
+names = {"parent_view assignment", "weight_view of stored votes"}
+found = [variant for variant in variants("sm_90") if variant.name in names]
+assert len(found) == len(names)
+for variant in found:
+    assert not variant.needs_coalescing(TARGETS["sm_90"][2])
+    fast, slow = (compile_variant(variant, "sm_90", coalescing).asm["ptx"] for coalescing in (False, True))
+    assert fast == slow, variant.name
+"""
+
+
+def test_the_coalescing_pass_changes_nothing():
+    """Where launches leave it out."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_ALWAYS_COMPILE": "1"}
+    command = [sys.executable, "-c", COMPARE]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_resources(target):

@@ -8,11 +8,13 @@ triton      CUDA and ROCm   kernels/*/triton; on CPU tensors under TRITON_INTERP
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
+import re
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,6 +31,7 @@ class Backend:
 
     name: str
     package: str  # that compiles the kernels
+    oldest: tuple[int, int]  # version of the package that compiles them right
     devices: tuple[str, ...]  # for which this backend is chosen
 
     def kernels(self, algorithm: str) -> Any:
@@ -40,8 +43,8 @@ class Backend:
         return _surroundings(self.name)(tensor)
 
 
-CPU = Backend("cpu", "numba", ("cpu", "meta"))
-TRITON = Backend("triton", "triton", ("cuda",))
+CPU = Backend("cpu", "numba", (0, 61), ("cpu", "meta"))
+TRITON = Backend("triton", "triton", (3, 4), ("cuda",))
 BACKENDS = {backend.name: backend for backend in (CPU, TRITON)}
 NAMES = ("reference", *BACKENDS)
 
@@ -118,8 +121,26 @@ def _automatic(device_type: str, triton_refuses: str) -> str:
 @constant
 def _missing(name: str) -> str:
     """Why the backend cannot be used, or an empty string."""
-    package = BACKENDS[name].package
-    return "" if importlib.util.find_spec(package) else f"the package {package} is not installed: pip install {package}"
+    package, oldest = BACKENDS[name].package, BACKENDS[name].oldest
+    if not importlib.util.find_spec(package):
+        return f"the package {package} is not installed: pip install {package}"
+    found = _version(package)
+    if found and found < oldest:
+        return f"its kernels need {package} {_text(oldest)} or newer, and {_text(found)} is installed"
+    return ""
+
+
+def _version(package: str) -> tuple[int, ...]:
+    """The first two numbers of its version; empty if they are not known, as of a build of one's own."""
+    for distribution in (package, f"pytorch-{package}", f"pytorch-{package}-rocm"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            numbers = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(distribution))
+            return tuple(map(int, numbers.groups())) if numbers else ()
+    return ()
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 @constant

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tritoncaps.kernels.common.triton.compiling import uncoalesced
 from tritoncaps.kernels.common.triton.launching import REGISTERS
 from tritoncaps.kernels.dynamic.triton import config as dynamic_config
 from tritoncaps.kernels.mixture.triton import config
@@ -30,8 +32,7 @@ TARGETS = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-SHAPE = (32, 32)  # child and parent types
-ODD_SHAPE = (7, 33)  # that leave tiles half empty
+SHAPE = (32, 32)  # child and parent types of dynamic routing
 STORAGES = {"fp16": "float16", "bf16": "bfloat16"}  # what computes in float32
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
 ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
@@ -59,6 +60,13 @@ class Variant(NamedTuple):
     dtype: str = "fp32"
     storage: str = "fp32"  # of the inputs
 
+    def needs_coalescing(self, lanes: int) -> bool:
+        """As a launch asks it."""
+        if not self.module.startswith("mixture") or "BB" not in self.options:
+            return True
+        tile = config.Tile(self.options["BN"], self.options["BB"], self.num_warps)
+        return config.needs_coalescing(self.kernel, tile, lanes)
+
     @property
     def name(self) -> str:
         options = self.options
@@ -78,32 +86,27 @@ class Variant(NamedTuple):
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel with every tile that `choose` returns, in float32 and float64; and on one target each, what differs
-    little from one to another: inputs in float16, with local competition and half empty tiles, gradients of the last
-    iteration only, inputs in bfloat16, and half empty tiles of the child and the edge view in float64."""
+    """Every kernel with every tile that `choose` returns, in float32 and float64, for layers of all sizes; and on one
+    target each, what differs little from one to another: inputs in float16 with local competition, gradients of the
+    last iteration only and of any fit, inputs in bfloat16."""
     lanes = TARGETS[target][2]
     chosen, double = (config.choose(16, 9, *SHAPE, 9, 144, is_double, lanes) for is_double in (False, True))
     for tiles, dtype in ((chosen, "fp32"), (double, "fp64")):
-        kernels = (*_routing_variants(SHAPE, tiles), *_stored_variants(SHAPE, tiles), *_parent_variants())
+        kernels = (*_routing_variants(tiles), *_stored_variants(tiles), *_parent_variants())
         for variant in (*kernels, *_dynamic_variants(dynamic_config.SIZES, dtype == "fp64")):
             yield variant._replace(dtype=dtype, storage=dtype)
     if target == "sm_80":
-        for variant in (*_routing_variants(ODD_SHAPE, chosen, LOCAL=True), *_stored_variants(ODD_SHAPE, chosen)):
+        for variant in (*_routing_variants(chosen, LOCAL=True), *_stored_variants(chosen)):
             yield variant._replace(storage="fp16")
     if target == "sm_90":
-        yield from _gradient_variants(SHAPE, chosen, ALL=False)
-        yield from _any_fit_variants(SHAPE, chosen)
-        for variant in _any_fit_variants(SHAPE, double):
-            yield variant._replace(dtype="fp64", storage="fp64")
+        yield from _gradient_variants(chosen, ALL=False)
+        yield from _any_fit_variants(chosen)
     if target == "sm_100":
-        for variant in _stored_variants(SHAPE, chosen):
+        for variant in _stored_variants(chosen):
             yield variant._replace(storage="bf16")
-    if target == "gfx942":
-        for variant in (*_likelihood_variants(ODD_SHAPE, double), *_stored_variants(ODD_SHAPE, double)):
-            yield variant._replace(dtype="fp64", storage="fp64")
 
 
-def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
+def _routing_variants(chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
     """The views with votes in registers."""
     absent = {
         "uniform": ("p_statistics", "p_slopes", "p_log_sum", "p_da"),
@@ -113,69 +116,55 @@ def _routing_variants(shape: tuple[int, int], chosen: Any, LOCAL: bool = False) 
     for weights, names in absent.items():
         options = {"WEIGHTS": weights, "LOCAL": LOCAL, "H": 16, "COUNT": 16}
         names = ("p_votes", "p_weights", *names)
-        yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
-    yield from _gradient_variants(shape, chosen, LOCAL)
-    yield from _likelihood_variants(shape, chosen)
+        yield _variant("mixture.triton.parent_view", "parent_view_kernel", chosen.parent, names, **options)
+    yield from _gradient_variants(chosen, LOCAL)
+    yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, ("p_votes",), H=16)
+    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", chosen.child)
 
 
-def _any_fit_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+def _any_fit_variants(chosen: Any) -> Iterator[Variant]:
     """The gradients of a fit whose mean is not that of the votes."""
     options = {"WEIGHTS": "gradient", "LOCAL": False, "H": 16, "COUNT": 16, "ANY_FIT": True}
     absent = ("p_votes", "p_weights")
-    yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, absent, **options)
-    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", shape, chosen.child, ANY_FIT=True)
-    yield from _gradient_variants(shape, chosen, ANY_FIT=True)
+    yield _variant("mixture.triton.parent_view", "parent_view_kernel", chosen.parent, absent, **options)
+    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", chosen.child, ANY_FIT=True)
+    yield from _gradient_variants(chosen, ANY_FIT=True)
 
 
-def _likelihood_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
-    """The child view's sums for each group of competing parents."""
-    yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, ("p_votes",), H=16)
-    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", shape, chosen.child)
-
-
-def _gradient_variants(
-    shape: tuple[int, int], chosen: Any, LOCAL: bool = False, ALL: bool = True, ANY_FIT: bool = False
-) -> Iterator[Variant]:
+def _gradient_variants(chosen: Any, LOCAL: bool = False, ALL: bool = True, ANY_FIT: bool = False) -> Iterator[Variant]:
     """The last sweep of the backward pass."""
     options = {"LOCAL": LOCAL, "ALL": ALL, "ANY_FIT": ANY_FIT}
-    yield _variant("mixture.triton.child_view", "child_gradient_kernel", shape, chosen.gradient, ("p_dV",), **options)
-    yield _variant("mixture.triton.weight_view", "weight_view_kernel", shape, chosen.gradient, ("p_dV",), **options)
+    yield _variant("mixture.triton.child_view", "child_gradient_kernel", chosen.gradient, ("p_dV",), **options)
+    yield _variant("mixture.triton.weight_view", "weight_view_kernel", chosen.gradient, ("p_dV",), **options)
 
 
-def _stored_variants(shape: tuple[int, int], chosen: Any) -> Iterator[Variant]:
+def _stored_variants(chosen: Any) -> Iterator[Variant]:
     """The views and the edge view with votes in memory."""
     absent = {"stored assignment": ("p_statistics",), "stored gradient": ("p_activations",)}
     options: dict[str, Any]
     for weights, more in absent.items():
         options = {"WEIGHTS": weights, "LOCAL": False, "H": 16, "COUNT": 16}
         names = (*POSES, "p_slopes", "p_log_sum", "p_da", *more)
-        yield _variant("mixture.triton.parent_view", "parent_view_kernel", shape, chosen.parent, names, **options)
-    yield _variant("mixture.triton.child_view", "log_sum_kernel", shape, chosen.child, (*POSES, "p_activations"), H=16)
-    yield _variant("mixture.triton.child_view", "edge_product_kernel", shape, chosen.child)
+        yield _variant("mixture.triton.parent_view", "parent_view_kernel", chosen.parent, names, **options)
+    yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, (*POSES, "p_activations"), H=16)
+    yield _variant("mixture.triton.child_view", "edge_product_kernel", chosen.child)
     options = {"LOCAL": False, "ALL": False}
-    yield _variant("mixture.triton.child_view", "child_gradient_kernel", shape, chosen.gradient, ITERATIONS, **options)
-    yield _variant("mixture.triton.weight_view", "weight_view_kernel", shape, chosen.gradient, ITERATIONS, **options)
+    yield _variant("mixture.triton.child_view", "child_gradient_kernel", chosen.gradient, ITERATIONS, **options)
+    yield _variant("mixture.triton.weight_view", "weight_view_kernel", chosen.gradient, ITERATIONS, **options)
     for kernel in ("pose_votes", "coordinate_addition", "assignment", "m_step_gradient", "e_step_gradient"):
         options = {"DTYPE": None, "H": 16, "LOCAL": False}
-        yield _variant("mixture.triton.edge_view", f"{kernel}_kernel", shape, chosen.gradient, **options)
+        yield _variant("mixture.triton.edge_view", f"{kernel}_kernel", chosen.gradient, **options)
 
 
 def _parent_variants() -> Iterator[Variant]:
     """What is per parent, and the sum of the weight's splits."""
-    options = {"H": 16, "C": 32, "LEAST_SUPPORT": 1e-34, "BLOCK": config.PARENTS}
+    options = {"H": 16, "LEAST_SUPPORT": 1e-34, "BLOCK": config.PARENTS}
     given = ("p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
-    yield Variant("mixture.triton.parents", "fit_kernel", options, (), config.PARENT_WARPS)
-    yield Variant("mixture.triton.parents", "slopes_kernel", options, given, config.PARENT_WARPS)
-    yield Variant(
-        "mixture.triton.parents",
-        "slopes_kernel",
-        options,
-        ("p_moments", "p_grad_variance", "p_grad_logit"),
-        config.PARENT_WARPS,
-    )
-    for kernel in ("outputs_kernel", "moments_kernel", "component_gradients_kernel"):
-        yield Variant("mixture.triton.parents", kernel, options, (), config.PARENT_WARPS)
-    options = {"C": 32, "BLOCK_SPLITS": config.ADDED_SPLITS, "BLOCK": config.NUMBERS}
+    outputs = ("p_moments", "p_grad_variance", "p_grad_logit")
+    kernels = {"fit": (), "outputs": (), "moments": (), "component_gradients": (), "components": (), "given_slopes": ()}
+    for name, absent in (*kernels.items(), ("slopes", given), ("slopes", outputs)):
+        yield Variant("mixture.triton.parents", f"{name}_kernel", options, absent, config.PARENT_WARPS)
+    options = {"BLOCK_SPLITS": config.ADDED_SPLITS, "BLOCK": config.NUMBERS}
     yield Variant("mixture.triton.weight_view", "add_splits_kernel", options, (), 4)
 
 
@@ -210,13 +199,7 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
 
 def measure(variant: Variant, target: str) -> dict[str, int]:
     """Compile a variant and read what the compiler reports."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
-    options = {"num_warps": variant.num_warps, **limits}
-    compiled = triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
+    compiled = compile_variant(variant, target, variant.needs_coalescing(TARGETS[target][2]))
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
     contiguous = 0 if variant.module.endswith("parents") else -1  # axis of a tile
     return {
@@ -225,6 +208,18 @@ def measure(variant: Variant, target: str) -> dict[str, int]:
         "shared": compiled.metadata.shared,
         "warps": variant.num_warps,
     }
+
+
+def compile_variant(variant: Variant, target: str, coalescing: bool) -> Any:
+    """As a launch would, with or without Triton's coalescing pass."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    limits = {} if target.startswith("gfx") else {"maxnreg": REGISTERS}
+    options = {"num_warps": variant.num_warps, "enable_fp_fusion": True, **limits}
+    with nullcontext() if coalescing else uncoalesced():
+        return triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
 
 
 def report(targets: list[str]) -> dict[str, dict[str, dict[str, int]]]:
@@ -251,11 +246,8 @@ def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
     return found
 
 
-def _variant(
-    module: str, kernel: str, shape: tuple[int, int], tile: Any, absent: tuple[str, ...] = (), **options: Any
-) -> Variant:
-    options.setdefault("ANY_FIT", False)
-    options.update(B=shape[0], C=shape[1], BN=tile.BN, BB=tile.BB, BC=tile.BC)
+def _variant(module: str, kernel: str, tile: Any, absent: tuple[str, ...] = (), **options: Any) -> Variant:
+    options = {"ANY_FIT": False, **options, "BN": tile.BN, "BB": tile.BB}
     return Variant(module, kernel, options, absent, tile.num_warps)
 
 
@@ -278,7 +270,8 @@ def _signature(variant: Variant) -> dict[str, Any]:
             stored = name in INPUTS or (name == "p_out" and variant.module.endswith("edge_view"))
             number = variant.storage if stored else variant.dtype
             types[name] = "*i32" if name.removeprefix("p_") in INDICES else f"*{number}"
-            attributes[(parameter.num,)] = [["tt.divisibility", 16]]
+            if not parameter.do_not_specialize_on_alignment:
+                attributes[(parameter.num,)] = [["tt.divisibility", 16]]
         else:
             types[name] = parameter.annotation_type or "i32"
     constants = {name: value for name, value in constants.items() if name in types}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.tables import Tables
-from tritoncaps.kernels.common.triton.launching import ALL_REGISTERS, blocks
+from tritoncaps.kernels.common.triton.launching import OPTIONS, blocks
 from tritoncaps.kernels.common.triton.pairs import Groups, Pairs, groups_of, pairs_of
 from tritoncaps.kernels.dynamic.options import Gradients, Options
 from tritoncaps.kernels.dynamic.triton import config, views
@@ -211,4 +211,4 @@ def _launch(kernel: Any, programs: int, e: VectorEdges, tile: config.Tile, **arg
         return
     known = {"p_poses": e.poses, "p_weight": e.weight, "p_priors": e.priors, **e.sizes}
     known = {name: value for name, value in known.items() if name in kernel.arg_names}
-    kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **ALL_REGISTERS)
+    kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **OPTIONS)

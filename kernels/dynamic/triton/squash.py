@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tritoncaps.kernels.common.triton.launching import ALL_REGISTERS
+from tritoncaps.kernels.common.triton.launching import OPTIONS
 
 NUMBERS = 1024  # of a program
 
@@ -113,7 +113,7 @@ def launch_squash(
     rows = parts[0].numel() // sizes["E"]
     if rows:
         grid = (triton.cdiv(rows, sizes["BM"]),)
-        squash_kernel[grid](parts, before, sums, out, agreed, rows, len(parts), **sizes, num_warps=4, **ALL_REGISTERS)
+        squash_kernel[grid](parts, before, sums, out, agreed, rows, len(parts), **sizes, num_warps=4, **OPTIONS)
 
 
 def launch_squash_gradient(
@@ -124,7 +124,7 @@ def launch_squash_gradient(
     rows, splits = s.numel() // sizes["E"], 0 if parts is None else len(parts)
     if rows:
         grid = (triton.cdiv(rows, sizes["BM"]),)
-        squash_gradient_kernel[grid](s, grad, parts, total, out, rows, splits, **sizes, num_warps=4, **ALL_REGISTERS)
+        squash_gradient_kernel[grid](s, grad, parts, total, out, rows, splits, **sizes, num_warps=4, **OPTIONS)
 
 
 def squash(vectors: Tensor) -> Tensor:

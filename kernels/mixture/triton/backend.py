@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class TritonMixture:
         edges, da = _edges(source), self.empty_da(source)
         statistics, rows, partial = _statistics([before])[0], _slopes([slopes])[0], empty_moments(edges)
         log_sum = log_sum.contiguous()
-        given = {"p_statistics": statistics, "p_log_sum": log_sum, "p_slopes": rows, "p_da": da}
+        given: dict[str, Any] = {"p_statistics": statistics, "p_log_sum": log_sum, "p_slopes": rows, "p_da": da}
         child_assignment_gradient(edges, statistics, log_sum, rows, da, any_fit=True)
         sum_moments(edges, "gradient", partial, any_fit=True, **given)
         grad_log_weight, grad_mean = self.empty_parents(source)
@@ -104,20 +105,20 @@ def _empty(source: VoteSource, *shape: int) -> Tensor:
 
 
 def _statistics(components: Sequence[Components]) -> Tensor:
-    """The rows [T, N, P, 36, C] that views read; for them precision is 1 / (2 variance)."""
+    """The rows [T, ...] that views read."""
     N, P, _, C = components[0].mean.shape
-    rows = components[0].mean.new_empty(len(components), N, P, parents.statistics_rows(ENTRIES), C)
+    rows = components[0].mean.new_empty(
+        len(components), *em_routing.statistics_shape(N, P, C, components[0].mean.dtype)
+    )
     for row, given in zip(rows, components, strict=True):
-        row[:, :, :ENTRIES] = given.mean
-        torch.mul(given.precision, 0.5, out=row[:, :, ENTRIES : 2 * ENTRIES])
-        row[:, :, 2 * ENTRIES] = given.log_weight
+        parents.components(given.mean, given.precision, given.log_weight, row)
     return rows
 
 
 def _slopes(slopes: Sequence[Slopes]) -> Tensor:
-    """The rows [T, N, P, 51, C] that views read."""
+    """The rows [T, ...] that views read."""
     N, P, _, C = slopes[0].centre.shape
-    rows = slopes[0].centre.new_empty(len(slopes), N, P, parents.slopes_rows(ENTRIES), C)
+    rows = slopes[0].centre.new_empty(len(slopes), *em_routing.slopes_shape(N, P, C, slopes[0].centre.dtype))
     for row, given in zip(rows, slopes, strict=True):
-        torch.cat([given.linear, given.quadratic, given.centre, given.offset[:, :, None]], 2, out=row[:, :, :49])
+        parents.given_slopes(*given, row)
     return rows

@@ -7,23 +7,25 @@ competing parents. It reads the group's pairs of a parent location and a slot fr
 import triton
 import triton.language as tl
 
-from tritoncaps.kernels.common.triton.device import not_unrolled
+from tritoncaps.kernels.common.triton.launching import UNALIGNED
 from tritoncaps.kernels.mixture.triton.costs import launch_metadata
+from tritoncaps.kernels.mixture.triton.rows import CONSTANT, ENTRIES, MEAN, TYPES
 from tritoncaps.kernels.mixture.triton.votes import (
-    ENTRIES,
     SLOPES,
     STATISTICS,
     about_centre,
     assignment,
-    below,
+    child_types_from,
     edge_votes,
     images_from,
     load_entries,
     load_gaussian,
     load_offset,
-    load_origin,
+    load_poses,
     load_slopes,
+    load_weight,
     log_likelihood,
+    parent_types,
     subtract_entries,
     uniform_share,
     vote_gradient,
@@ -33,16 +35,15 @@ from tritoncaps.kernels.mixture.triton.votes import (
 
 
 @triton.jit
-def child_tile(N, B: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr):
-    """Images, child types and the owner (a location or a group) of a program, images fastest; the masks of its types,
-    and of its children that exist."""
+def child_tile(N, B, BN: tl.constexpr, BB: tl.constexpr):
+    """Images, child types and the owner (a location or a group) of a program, images fastest; and the mask of its
+    children that exist."""
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(B, BB)
     i_program = tl.program_id(0)
     o_n, m_n = images_from((i_program % n_images) * BN, N, BN)
-    o_b = ((i_program // n_images) % n_types) * BB + tl.arange(0, BB)[None, :, None]
-    m_b = below(o_b, B, BB)
-    return o_n, o_b, i_program // n_images // n_types, m_b, m_n & m_b
+    o_b, m_b = child_types_from(((i_program // n_images) % n_types) * BB, B, BB)
+    return o_n, o_b, i_program // n_images // n_types, m_n & m_b
 
 
 @triton.jit
@@ -55,10 +56,10 @@ def load_group(p_group_child, p_group_start, i_g):
 
 
 @triton.jit
-def load_child(p_poses, p_activations, o_child, o_b, m_b, B, DTYPE: tl.constexpr):
+def load_child(p_poses, p_activations, o_child, mask, DTYPE: tl.constexpr):
     """The activations and poses of a tile; what a silent child holds instead of a number is zero."""
-    b_a = tl.load(p_activations + o_child * B + o_b, mask=m_b, other=0.0).to(DTYPE)
-    b_loaded = load_entries(p_poses + o_child * ENTRIES * B + o_b, B, m_b, ENTRIES, DTYPE)
+    b_a = tl.load(p_activations + o_child).to(DTYPE)
+    b_loaded = load_poses(p_poses, o_child, mask, DTYPE)
     b_pose = ()
     for h in tl.static_range(ENTRIES):
         m_number = (b_a != 0) | (tl.abs(b_loaded[h]) < float("inf"))
@@ -66,7 +67,11 @@ def load_child(p_poses, p_activations, o_child, o_b, m_b, B, DTYPE: tl.constexpr
     return b_a, b_pose
 
 
-@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G"])
+@triton.jit(
+    launch_metadata=launch_metadata,
+    do_not_specialize=["N", "L", "P", "S", "G", "B", "C"],
+    do_not_specialize_on_alignment=UNALIGNED,
+)
 def log_sum_kernel(
     p_poses,
     p_weight,
@@ -84,52 +89,50 @@ def log_sum_kernel(
     L,
     P,
     S,
-    B: tl.constexpr,
-    C: tl.constexpr,
+    B,
+    C,
     G,
     H: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
-    BC: tl.constexpr,
 ):
     """log_sum_i = log sum_j exp(l_ij) over the parents j that compete for child i; zero if there are none.
 
-    Votes: computed, from p_poses [N, L, 16, B] and p_weight [K, B, 16, C], then H = 16; or loaded, from p_votes
-    [N, P, S, B, H, C].
+    Votes: computed, from p_poses [N, L, B, 16] and p_weight, then H = 16; or loaded, from p_votes [N, P, S, B, H, C].
 
     p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_group_child [G], p_group_start [G + 1],
-    p_pair_parent and p_pair_slot [pairs]; p_statistics [N, P, 2 H + 4, C]; p_out [N, G, B].
+    p_pair_parent and p_pair_slot [pairs]; p_weight and p_statistics as in `rows.py`; p_out [N, G, B].
 
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g, m_b, m_child = child_tile(N, B, BN, BB)
+    o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
     i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     if p_votes is None:
-        _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_b, B, DTYPE)
+        _, b_pose = load_child(p_poses, p_activations, (o_n * L + i_l) * B + o_b, None, DTYPE)
 
     # every lane keeps a running maximum and a sum of its own parent types
-    b_max = tl.full((BN, BB, BC), float("-inf"), DTYPE)
-    b_sum = tl.zeros((BN, BB, BC), DTYPE)
+    b_max = tl.full((BN, BB, TYPES), float("-inf"), DTYPE)
+    b_sum = tl.zeros((BN, BB, TYPES), DTYPE)
+    n_blocks = tl.cdiv(C, TYPES)
     for i_pair in range(i_begin, i_end):
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
-        for i_c in range(0, not_unrolled(C, N), BC):
-            o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_c = below(o_c, C, BC)
-            p_parent = p_statistics + o_parent * (2 * H + 4) * C + o_c
-            b_l = tl.load(p_parent + 2 * H * C, mask=m_c, other=float("-inf")).to(DTYPE)
+        for i_c in range(n_blocks):
+            p_parent = p_statistics + (o_parent * n_blocks + i_c) * (MEAN + 2 * H) * TYPES + parent_types()
+            b_l = tl.load(p_parent + CONSTANT * TYPES).to(DTYPE)
             for i_h in tl.static_range(0, H, ENTRIES):
-                b_mean = load_entries(p_parent + i_h * C, C, m_c, H - i_h, DTYPE)
-                b_precision = load_entries(p_parent + (H + i_h) * C, C, m_c, H - i_h, DTYPE)
+                b_mean = load_entries(p_parent + (MEAN + i_h) * TYPES, TYPES, None, H - i_h, DTYPE)
+                b_precision = load_entries(p_parent + (MEAN + H + i_h) * TYPES, TYPES, None, H - i_h, DTYPE)
                 if p_votes is None:
-                    p_block = p_weight + (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C + o_c
-                    b_weight = load_entries(p_block, C, m_b & m_c, ENTRIES, DTYPE)
+                    o_weight = tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b
+                    b_weight = load_weight(p_weight, o_weight * n_blocks + i_c, None, DTYPE)
                     b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
                 else:
+                    o_c = i_c * TYPES + parent_types()
                     p_edge_votes = p_votes + (((o_parent * S + i_s) * B + o_b) * H + i_h) * C + o_c
-                    b_votes = edge_votes(None, None, b_offset, p_edge_votes, C, m_b & m_c, H - i_h, DTYPE)
+                    b_votes = edge_votes(None, None, b_offset, p_edge_votes, C, o_c < C, H - i_h, DTYPE)
                 b_l = log_likelihood(subtract_entries(b_votes, b_mean), b_precision, b_l)
             b_new_max = tl.maximum(b_max, b_l)
             b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
@@ -142,7 +145,11 @@ def log_sum_kernel(
     tl.store(p_out + (o_n * G + i_g) * B + o_b, b_log_sum, mask=m_child)
 
 
-@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "G"])
+@triton.jit(
+    launch_metadata=launch_metadata,
+    do_not_specialize=["N", "L", "P", "G", "B", "C"],
+    do_not_specialize_on_alignment=UNALIGNED,
+)
 def assignment_gradient_kernel(
     p_poses,
     p_weight,
@@ -160,58 +167,60 @@ def assignment_gradient_kernel(
     N,
     L,
     P,
-    B: tl.constexpr,
-    C: tl.constexpr,
+    B,
+    C,
     G,
     ANY_FIT: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
-    BC: tl.constexpr,
 ):
     """da_i = sum_j R_ij G_ij over the parents j that compete for child i.
 
-    R = exp(l - log_sum),  G = A + sum_h (B_h + C_h e_h) e_h,  d = V - mean,  e = `about_centre`.
+    R = exp(l - log_sum),  G = offset + sum_h (linear_h + quadratic_h e_h) e_h,  d = V - mean,  e = `about_centre`.
 
-    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
-    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [N, P, 36, C] and
-    p_slopes [N, P, 51, C]; p_log_sum, p_out [N, G, B].
+    p_poses [N, L, B, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_group_child [G], p_group_start
+    [G + 1], p_pair_parent and p_pair_slot [pairs]; p_weight, p_statistics and p_slopes as in `rows.py`; p_log_sum and
+    p_out [N, G, B].
 
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g, m_b, m_child = child_tile(N, B, BN, BB)
+    o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
     i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     o_group = (o_n * G + i_g) * B + o_b
-    _, b_pose = load_child(p_poses, p_activations, o_n * L + i_l, o_b, m_b, B, DTYPE)
-    b_log_sum = tl.load(p_log_sum + o_group, mask=m_b, other=0.0)
+    _, b_pose = load_child(p_poses, p_activations, (o_n * L + i_l) * B + o_b, None, DTYPE)
+    b_log_sum = tl.load(p_log_sum + o_group)
 
-    b_da = tl.zeros((BN, BB, BC), DTYPE)
+    b_da = tl.zeros((BN, BB, TYPES), DTYPE)
+    n_blocks = tl.cdiv(C, TYPES)
     for i_pair in range(i_begin, i_end):
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
-        o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
-        for i_c in range(0, not_unrolled(C, N), BC):
-            o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_c = below(o_c, C, BC)
-            b_weight = load_entries(p_weight + o_weight + o_c, C, m_b & m_c, ENTRIES, DTYPE)
+        o_weight = tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b
+        for i_c in range(n_blocks):
+            b_weight = load_weight(p_weight, o_weight * n_blocks + i_c, None, DTYPE)
             b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
-            p_parent = p_statistics + o_parent * STATISTICS * C + o_c
-            b_mean, b_precision, b_constant = load_gaussian(p_parent, m_c, C, DTYPE)
+            o_block = o_parent * n_blocks + i_c
+            p_parent = p_statistics + o_block * STATISTICS + parent_types()
+            b_mean, b_precision, b_constant = load_gaussian(p_parent, None, DTYPE)
             b_d = subtract_entries(b_votes, b_mean)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
-            p_parent_slopes = p_slopes + o_parent * SLOPES * C + o_c
-            m_slopes = m_c
+            m_slopes = None
             if tl.float64 == DTYPE:  # has no room for all: what depends on R, no compiler loads earlier
-                m_slopes = m_c & (b_R >= 0)
-            b_A, b_B, b_C = load_slopes(p_parent_slopes, m_slopes, C, DTYPE)
-            b_origin = load_origin(p_parent_slopes, m_slopes, C, DTYPE)
+                m_slopes = b_R >= 0
+            p_parent_slopes = p_slopes + o_block * SLOPES + parent_types()
+            b_G, b_linear, b_quadratic, b_origin = load_slopes(p_parent_slopes, m_slopes, DTYPE)
             b_e = about_centre(b_votes, b_d, b_origin, ANY_FIT)
-            b_da += b_R * weight_slope(b_e, b_A, b_B, b_C)
+            b_da += b_R * weight_slope(b_e, b_G, b_linear, b_quadratic)
     tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
 
-@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["P", "S", "N", "G"])
+@triton.jit(
+    launch_metadata=launch_metadata,
+    do_not_specialize=["P", "S", "N", "G", "B", "C"],
+    do_not_specialize_on_alignment=UNALIGNED,
+)
 def edge_product_kernel(
     p_left,
     p_right,
@@ -223,12 +232,11 @@ def edge_product_kernel(
     N,
     P,
     S,
-    B: tl.constexpr,
-    C: tl.constexpr,
+    B,
+    C,
     G,
     BN: tl.constexpr,
     BB: tl.constexpr,
-    BC: tl.constexpr,
 ):
     """sum_j left_ij right_ij over the parents j that compete for child i, of two stored arrays.
 
@@ -238,22 +246,25 @@ def edge_product_kernel(
     Program (image block, child type block, group) writes p_out[images, group, types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g, m_b, m_child = child_tile(N, B, BN, BB)
+    o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
     _, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
-    b_sum = tl.zeros((BN, BB, BC), DTYPE)
+    b_sum = tl.zeros((BN, BB, TYPES), DTYPE)
     for i_pair in range(i_begin, i_end):
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         o_edge = ((o_parent * S + tl.load(p_pair_slot + i_pair)) * B + o_b) * C
-        for i_c in range(0, not_unrolled(C, N), BC):
-            o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_edge = m_b & below(o_c, C, BC)
-            b_left = tl.load(p_left + o_edge + o_c, mask=m_edge, other=0.0).to(DTYPE)
-            b_right = tl.load(p_right + o_edge + o_c, mask=m_edge, other=0.0).to(DTYPE)
+        for i_c in range(0, C, TYPES):
+            o_c = i_c + parent_types()
+            b_left = tl.load(p_left + o_edge + o_c, mask=o_c < C, other=0.0).to(DTYPE)
+            b_right = tl.load(p_right + o_edge + o_c, mask=o_c < C, other=0.0).to(DTYPE)
             b_sum = tl.fma(b_left, b_right, b_sum)
     tl.store(p_out + (o_n * G + i_g) * B + o_b, tl.sum(b_sum, axis=2, keep_dims=True), mask=m_child)
 
 
-@triton.jit(launch_metadata=launch_metadata, do_not_specialize=["N", "L", "P", "S", "G", "T"])
+@triton.jit(
+    launch_metadata=launch_metadata,
+    do_not_specialize=["N", "L", "P", "S", "G", "T", "B", "C"],
+    do_not_specialize_on_alignment=UNALIGNED,
+)
 def child_gradient_kernel(
     p_poses,
     p_weight,
@@ -274,8 +285,8 @@ def child_gradient_kernel(
     L,
     P,
     S,
-    B: tl.constexpr,
-    C: tl.constexpr,
+    B,
+    C,
     G,
     T,
     ALL: tl.constexpr,
@@ -283,65 +294,63 @@ def child_gradient_kernel(
     LOCAL: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
-    BC: tl.constexpr,
 ):
     """dM_i = sum_j dV_ij W_ij^T and da_i = sum_t sum_j R_ij G_ij over all parents j of child i.
 
     dV is `vote_gradient` of all T iterations, or of the last if not ALL; or loaded from p_dV [N, P, S, B, 16, C], then
     there is no da.
 
-    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
-    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [T - 1, N, P, 36, C], p_slopes
-    [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
+    p_poses [N, L, B, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_parents_start [L + 1],
+    p_pair_parent and p_pair_slot [pairs]; p_log_sums and p_da [T - 1, N, G, B]; p_weight, p_statistics [T - 1, ...] and
+    p_slopes [T, ...] as in `rows.py`; p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
 
     Program (image block, child type block, child location) writes its children's gradients.
     """
     DTYPE: tl.constexpr = p_grad_poses.dtype.element_ty
-    o_n, o_b, i_l, m_b, m_child = child_tile(N, B, BN, BB)
-    o_child = o_n * L + i_l
+    o_n, o_b, i_l, m_child = child_tile(N, B, BN, BB)
+    o_child = (o_n * L + i_l) * B + o_b
+    n_blocks = tl.cdiv(C, TYPES)
+    sizes = (N.to(tl.int64) * P * n_blocks, n_blocks, N.to(tl.int64) * G * B, T)
     if p_dV is None:
         b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
         if tl.float64 != DTYPE:
-            b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_b, B, DTYPE)
+            b_a, b_pose = load_child(p_poses, p_activations, o_child, None, DTYPE)
 
-    b_dM = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
-    b_da = tl.zeros((BN, BB, BC), DTYPE)
+    b_dM = zero_entries(BN, BB, ENTRIES, DTYPE)
+    b_da = tl.zeros((BN, BB, TYPES), DTYPE)
     for i_pair in range(tl.load(p_parents_start + i_l), tl.load(p_parents_start + i_l + 1)):
         i_p = tl.load(p_pair_parent + i_pair)
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
-        o_weight = (tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b) * ENTRIES * C
-        for i_c in range(0, not_unrolled(C, N), BC):
-            o_c = i_c + tl.arange(0, BC)[None, None, :]
-            m_c = below(o_c, C, BC)
-            b_weight = load_entries(p_weight + o_weight + o_c, C, m_b & m_c, ENTRIES, DTYPE)
+        o_parent = o_n * P + i_p
+        o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
+        o_weight = tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b
+        for i_c in range(n_blocks):
+            b_weight = load_weight(p_weight, o_weight * n_blocks + i_c, None, DTYPE)
             if p_dV is None:
-                if tl.float64 == DTYPE:  # has no room to keep them, as the compiler would if the mask were the same
-                    m_again = m_b & (i_p + i_c >= 0)
-                    b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b, m_again, B, DTYPE)
+                if tl.float64 == DTYPE:  # has no room to keep them, as the compiler would without a mask
+                    b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b + i_p + i_c >= 0, DTYPE)
                 b_dV, b_RG = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
                     b_share,
                     (p_statistics, p_slopes, p_log_sums, p_da),
-                    (o_n, o_b, o_c, i_p, i_p * S + i_s if LOCAL else i_l),
-                    (m_b, m_c),
-                    (N, P, G, T),
-                    B,
-                    C,
+                    (o_parent, i_c, o_group),
+                    sizes,
                     ALL,
                     ANY_FIT,
                 )
                 b_da += b_RG
             else:
-                p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
-                b_dV = load_entries(p_edge, C, m_b & m_c, ENTRIES, DTYPE)
+                o_c = i_c * TYPES + parent_types()
+                p_edge = p_dV + ((o_parent * S + i_s) * B + o_b) * ENTRIES * C + o_c
+                b_dV = load_entries(p_edge, C, o_c < C, ENTRIES, DTYPE)
             b_dM = add_product_transposed(b_dM, b_dV, b_weight)
     for h in tl.static_range(ENTRIES):
-        b_grad = tl.sum(b_dM[h], axis=2, keep_dims=True)
-        tl.store(p_grad_poses + o_child * ENTRIES * B + h * B + o_b, b_grad, mask=m_child)
+        p_grad = p_grad_poses + ((o_n * L + i_l) * ENTRIES + h) * B + o_b
+        tl.store(p_grad, tl.sum(b_dM[h], axis=2, keep_dims=True), mask=m_child)
     if p_dV is None:
-        tl.store(p_grad_activations + o_child * B + o_b, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
+        tl.store(p_grad_activations + o_child, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from tritoncaps.kernels.common.triton.launching import (
     WARP,
     blocks,
 )
+from tritoncaps.kernels.mixture.triton.rows import TYPES, type_blocks
 
 WEIGHT_PROGRAMS = 1024  # of the weight view: a multiprocessor holds one at a time, and a last round leaves some idle
 PARENTS, PARENT_WARPS = 32, 8  # of a program of parents.py
@@ -22,18 +23,18 @@ ADDED_SPLITS, NUMBERS = 16, 64  # of the weight's gradient, that a program adds 
 
 
 class Tile(NamedTuple):
-    """[images, child types, parent types] of a program, and its warps."""
+    """[images, child types, 16 parent types] of a program, and its warps."""
 
     BN: int
     BB: int
-    BC: int
     num_warps: int
 
 
-PARENT = Tile(2, 4, 16, 4)  # one element for each thread, of two images: they share the weight
-CHILD = Tile(1, 8, 16, 2)  # two elements for each thread, of one image: they share what is known of the parents
-GRADIENT = Tile(2, 8, 16, 8)  # one element for each thread: the gradients need twice the registers
+PARENT = Tile(2, 4, 4)  # one element for each thread, of two images: they share the weight
+CHILD = Tile(1, 8, 2)  # two elements for each thread, of one image: they share what is known of the parents
+GRADIENT = Tile(2, 8, 8)  # one element for each thread: the gradients need twice the registers
 TILES = PARENT, CHILD, GRADIENT
+COALESCED = ("log_sum_kernel", "assignment_gradient_kernel", "edge_product_kernel")  # of the child view
 
 
 class Config(NamedTuple):
@@ -48,10 +49,10 @@ class Config(NamedTuple):
 def choose(P: int, S: int, B: int, C: int, K: int, pairs: int, double: bool, lanes: int = WARP) -> Config:
     """The configuration of a layer: P parent locations with S slots, B child and C parent types, K weight blocks and
     the number of joined pairs of locations; `double` if it computes in float64, on a GPU with `lanes` in a warp."""
-    owners = P * blocks(C, PARENT.BC) * blocks(REFERENCE_BATCH, PARENT.BN)
+    owners = P * type_blocks(C) * blocks(REFERENCE_BATCH, PARENT.BN)
     steps = S * blocks(B, PARENT.BB)
     parent_splits = max(1, min(blocks(PROGRAMS, owners), steps // FEWEST_STEPS, MOST_SPLITS))
-    owners = K * blocks(B, GRADIENT.BB) * blocks(C, GRADIENT.BC)
+    owners = K * blocks(B, GRADIENT.BB) * type_blocks(C)
     image_splits = min(REFERENCE_BATCH // 2, blocks(WEIGHT_PROGRAMS, owners))
     pair_splits = max(1, min(blocks(WEIGHT_PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
     parent, child, gradient = (one_element_each(tile, lanes) for tile in TILES) if double else TILES
@@ -60,4 +61,9 @@ def choose(P: int, S: int, B: int, C: int, K: int, pairs: int, double: bool, lan
 
 def one_element_each(tile: Tile, lanes: int) -> Tile:
     """With as many warps as give every thread one element, and as few, so that it gets all the registers it can."""
-    return tile._replace(num_warps=tile.BN * tile.BB * tile.BC // lanes)
+    return tile._replace(num_warps=tile.BN * tile.BB * TYPES.value // lanes)
+
+
+def needs_coalescing(kernel: str, tile: Tile, lanes: int) -> bool:
+    """Whether Triton's coalescing pass changes what is compiled."""
+    return kernel in COALESCED or tile != one_element_each(tile, lanes)

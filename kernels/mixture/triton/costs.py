@@ -80,6 +80,8 @@ def parent_flops(kernel: str, splits: int = 1, pose: int = POSE) -> int:
         "slopes_kernel": splits * (2 * pose + 1) + 14 * pose + 12,
         "moments_kernel": splits * (7 * pose + 3) + 2 * pose + 1,
         "component_gradients_kernel": splits * (2 * pose + 1) + 3 * pose,
+        "components_kernel": pose,
+        "given_slopes_kernel": 0,
         "outputs_kernel": 4,
     }[kernel]
 
@@ -131,12 +133,12 @@ def em_routing_costs(
     moments = (2 * POSE + 1) * parent * splits
     image_splits = min(chosen.image_splits, config.blocks(N, gradient_tile.BN))
     partial = weight * chosen.pair_splits * image_splits
-    parent_programs = config.blocks(N, parent_tile.BN) * config.blocks(C, parent_tile.BC) * P * splits
+    parent_programs = config.blocks(N, parent_tile.BN) * config.type_blocks(C) * P * splits
     child_programs = config.blocks(N, child_tile.BN) * config.blocks(B, child_tile.BB) * L
     sweep_programs = config.blocks(N, gradient_tile.BN) * config.blocks(B, gradient_tile.BB) * L
-    weight_programs = config.blocks(B, gradient_tile.BB) * config.blocks(C, gradient_tile.BC) * K
+    weight_programs = config.blocks(B, gradient_tile.BB) * config.type_blocks(C) * K
     weight_programs *= chosen.pair_splits * image_splits
-    second_programs = config.blocks(parent, config.PARENTS)
+    second_programs = config.blocks(N * P * config.type_blocks(C) * config.TYPES.value, config.PARENTS)
     later = (POSE + 1) * parent + 2 * group + POSE * parent  # precisions, constants; log_sum, da; shifts
     iterations = POSE * parent + (T - 1) * later + T * (2 * POSE + 1) * parent
 

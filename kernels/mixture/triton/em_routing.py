@@ -9,6 +9,7 @@ from tritoncaps.kernels.common.tables import Tables
 from tritoncaps.kernels.mixture.iteration import Fit, History
 from tritoncaps.kernels.mixture.triton import parents
 from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, make_edges
+from tritoncaps.kernels.mixture.triton.rows import TYPES, slopes_rows, statistics_rows, type_blocks
 from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_assignment_gradient,
@@ -26,7 +27,7 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         competition,
         arithmetic(poses, activations, weight),
         (poses.shape[0], *weight.shape[1:3]),
-        poses.permute(0, 2, 3, 1).contiguous(),
+        poses.transpose(1, 2).contiguous(),
         weight,
         None,
         activations.transpose(1, 2).contiguous(),
@@ -34,11 +35,11 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
 
 
 def statistics_shape(images: int, locations: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
-    return images, locations, parents.statistics_rows(ENTRIES), types
+    return images, locations, type_blocks(types), statistics_rows(ENTRIES), TYPES.value
 
 
 def slopes_shape(images: int, locations: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
-    return images, locations, parents.slopes_rows(ENTRIES), types
+    return images, locations, type_blocks(types), slopes_rows(ENTRIES), TYPES.value
 
 
 def log_sums_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
@@ -69,7 +70,7 @@ def m_step(edges: Edges, fit: Fit, before: Tensor | None, log_sum: Tensor | None
 
 def outputs(edges: Edges, statistics: Tensor) -> tuple[Tensor, Tensor]:
     """Poses [N, P, 16, C] and activations [N, P, C]."""
-    return parents.outputs(statistics)
+    return parents.outputs(statistics, edges.sizes["C"])
 
 
 def output_slopes(edges: Edges, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
@@ -108,7 +109,7 @@ def child_and_weight_gradient(
 
 def beta_gradients(edges: Edges, history: History, since: int) -> tuple[Tensor, Tensor]:
     """dL/dbeta_u and dL/dbeta_a, [C]."""
-    return parents.beta_gradients(history.slopes[since:])
+    return parents.beta_gradients(history.slopes[since:], edges.sizes["C"])
 
 
 def _before(history: History, t: int) -> Tensor | None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.tables import Tables
-from tritoncaps.kernels.common.triton.launching import ALL_REGISTERS, LANES
+from tritoncaps.kernels.common.triton.compiling import uncoalesced
+from tritoncaps.kernels.common.triton.launching import OPTIONS, lanes
 from tritoncaps.kernels.common.triton.pairs import Groups, Pairs, groups_of, once, pairs_of
 from tritoncaps.kernels.mixture.triton import config
+from tritoncaps.kernels.mixture.triton.rows import ENTRIES, pack
 
 
 class Edges(NamedTuple):
     """The inputs of a call: poses and weight, or the votes themselves."""
 
-    poses: Tensor | None  # [N, L, 16, B]
-    weight: Tensor | None  # [K, B, 16, C]
+    poses: Tensor | None  # [N, L, B, 16]
+    weight: Tensor | None  # [K, B, blocks, 16, 16]
     votes: Tensor | None  # [N, P, S, B, H, C]
     activations: Tensor | None  # [N, L, B]
     offset: Tensor | None  # [S, 4]
@@ -50,7 +53,7 @@ def make_edges(
     pairs, groups = pairs_of(tables, K), groups_of(tables, competition)
     return Edges(
         poses,
-        None if weight is None else weight.reshape(K, B, C, 16).transpose(2, 3).contiguous(),
+        None if weight is None else pack(weight.reshape(K, B, C, ENTRIES.value).transpose(2, 3)),
         votes,
         activations,
         None if weight is None else once(tables, dtype, lambda: tables.offset.to(dtype)),
@@ -59,7 +62,7 @@ def make_edges(
         groups,
         competition == "local",
         dtype,
-        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64, LANES),
+        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64, lanes()),
         {"N": N, "L": len(tables.parents_start) - 1, "P": P, "S": S, "B": B, "C": C, "G": len(groups.child)},
     )
 
@@ -83,4 +86,5 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
         **{"p_parents_start": tables.parents_start, "LOCAL": edges.local, **edges.sizes},
     }
     known = {name: value for name, value in known.items() if name in kernel.arg_names}
-    kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **ALL_REGISTERS)
+    with nullcontext() if config.needs_coalescing(kernel.fn.__name__, tile, lanes()) else uncoalesced():
+        kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **OPTIONS)

@@ -22,6 +22,17 @@ from tritoncaps.kernels.common.triton.launching import blocks
 from tritoncaps.kernels.mixture.iteration import Fit
 from tritoncaps.kernels.mixture.triton import child_view, edge_view, parents
 from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, launch, make_edges
+from tritoncaps.kernels.mixture.triton.rows import (
+    CONSTANT,
+    LOGIT,
+    MEAN,
+    TYPES,
+    pack,
+    slopes_rows,
+    statistics_rows,
+    type_blocks,
+    unpack,
+)
 from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_gradient,
@@ -60,7 +71,7 @@ def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
 
 def statistics_shape(images: int, parents_count: int, types: int, entries: int) -> tuple[int, ...]:
     """Of what an M-step leaves behind."""
-    return images, parents_count, parents.statistics_rows(entries), types
+    return images, parents_count, type_blocks(types), statistics_rows(entries), TYPES.value
 
 
 def m_step_forward(
@@ -74,14 +85,15 @@ def m_step_forward(
     variance_floor: float,
     mean_data: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fit every parent's Gaussian to its votes: mean, variance, logit and statistics [N, P, 2 H + 4, C]."""
+    """Fit every parent's Gaussian to its votes: mean, variance, logit and statistics, rows as in `rows.py`."""
     edges = _edges(votes, activations, tables, "global")
     N, P, _, _, C, H = votes.shape
     moments = _moments(edges, "stored assignment", assignments.contiguous(), None)
     statistics = edges.empty(*statistics_shape(N, P, C, H))
     fit = Fit(widen(beta_u), widen(beta_a), inverse_temperature, variance_floor, mean_data)
     parents.fit(moments, None, fit, statistics)
-    mean, precision, logit = statistics[:, :, :H], statistics[:, :, H : 2 * H], statistics[:, :, 2 * H + 1]
+    rows = unpack(statistics, C).clone()
+    logit, mean, precision = rows[:, :, LOGIT.value], rows[:, :, MEAN.value :][:, :, :H], rows[:, :, -H:]
     variance = (0.5 / precision).clamp(min=variance_floor)  # whatever the rounding
     copy = mean.transpose(2, 3).clone(memory_format=torch.contiguous_format)
     return copy, variance.transpose(2, 3), logit.clone(), statistics
@@ -104,8 +116,8 @@ def m_step_backward(
     """Gradients of votes, assignments, activations, beta_u and beta_a."""
     edges = _edges(votes, activations, tables, "global")
     fit = Fit(widen(beta_u), widen(beta_u), inverse_temperature, variance_floor, mean_data)
-    N, P, _, C = statistics.shape
-    slopes = edges.empty(N, P, parents.slopes_rows(votes.shape[5]), C)
+    N, P, _, _, C, H = votes.shape
+    slopes = edges.empty(N, P, type_blocks(C), slopes_rows(H), TYPES.value)
     parents.slopes(
         statistics,
         None,
@@ -130,7 +142,7 @@ def m_step_backward(
         H=votes.shape[5],
     )
     child_sum(edges, child_view.edge_product_kernel, grad_activations, p_left=assignments, p_right=slope)
-    betas = parents.beta_gradients(slopes[None])
+    betas = parents.beta_gradients(slopes[None], C)
     return grad_votes.transpose(4, 5), grad_assignments, grad_activations.transpose(1, 2), *betas
 
 
@@ -183,23 +195,25 @@ def e_step_backward(
         H=votes.shape[5],
     )
     entries = mean.shape[3]
-    moments = _moments(edges, "stored gradient", dl, statistics).sum(dim=0).transpose(2, 3)
-    m1, m2, m0 = moments.split((entries, entries, 1), dim=3)
+    moments = unpack(_moments(edges, "stored gradient", dl, statistics).sum(dim=0), mean.shape[2]).transpose(2, 3)
+    m0, m1, m2 = moments.split((1, entries, entries), dim=3)
     wide = widen(variance)
     grad_variance, grad_logit = 0.5 * (m2 / wide - m0) / wide, m0.squeeze(3) * torch.sigmoid(-widen(logit))
     return grad_votes.transpose(4, 5), m1 / wide, grad_variance, grad_logit
 
 
 def _statistics(mean: Tensor, variance: Tensor, logit: Tensor) -> Tensor:
-    """The rows [N, P, 2 H + 4, C] of given Gaussians, as far as an E-step reads them: mean, precision and constant."""
+    """The rows of given Gaussians, as far as an E-step reads them: mean, precision and constant."""
     mean, variance, logit = widen(mean).transpose(2, 3), widen(variance).transpose(2, 3), widen(logit)
     constant = F.logsigmoid(logit) - 0.5 * (2 * math.pi * variance).log().sum(dim=2)
-    unread = logit[:, :, None].expand(-1, -1, 3, -1)
-    return torch.cat([mean, 0.5 / variance, constant[:, :, None], unread], dim=2)
+    unread = logit[:, :, None].expand(-1, -1, MEAN.value - 1, -1)
+    rows = pack(torch.cat([constant[:, :, None], unread, mean, 0.5 / variance], dim=2))
+    rows[:, :, :, CONSTANT.value] = pack(constant[:, :, None], -math.inf)[:, :, :, 0]
+    return rows
 
 
 def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | None) -> Tensor:
-    """The moments [splits, N, P, 2 H + 1, C] of stored votes with stored weights, about the mean of `statistics`."""
+    """The moments of stored votes with stored weights, about the mean of `statistics`."""
     assert edges.votes is not None
     out = empty_moments(edges, edges.votes.shape[4])
     for i_h in range(0, edges.votes.shape[4], ENTRIES):
@@ -218,7 +232,7 @@ def _types_fastest(x: Tensor) -> Tensor:
 
 
 def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
-    sizes, children = (poses.shape[0], *weight.shape[1:3]), poses.movedim(1, 3).contiguous()
+    sizes, children = (poses.shape[0], *weight.shape[1:3]), poses.transpose(1, 2).contiguous()
     return make_edges(tables, "global", arithmetic(poses, weight), sizes, children, weight.contiguous())
 
 

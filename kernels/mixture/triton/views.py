@@ -6,19 +6,20 @@ from typing import Any
 
 from torch import Tensor
 
-from tritoncaps.kernels.common.triton.launching import ALL_REGISTERS, blocks
+from tritoncaps.kernels.common.triton.launching import OPTIONS, blocks
 from tritoncaps.kernels.mixture.triton import child_view, parents, weight_view
 from tritoncaps.kernels.mixture.triton.config import ADDED_SPLITS, NUMBERS
 from tritoncaps.kernels.mixture.triton.launch import Edges, launch
 from tritoncaps.kernels.mixture.triton.parent_view import parent_view_kernel
+from tritoncaps.kernels.mixture.triton.rows import TYPES, moments_rows, type_blocks
 
 ENTRIES = 16  # pose entries that one launch holds in registers
 
 
 def empty_moments(edges: Edges, entries: int = ENTRIES) -> Tensor:
-    """What the parent view writes: [splits, N, P, 2 entries + 1, C]."""
-    sizes = edges.sizes
-    return edges.empty(edges.config.parent_splits, sizes["N"], sizes["P"], 2 * entries + 1, sizes["C"])
+    """What the parent view writes: [splits, N, P, blocks, 1 + 2 entries, 16]."""
+    N, P, C = (edges.sizes[name] for name in "NPC")
+    return edges.empty(edges.config.parent_splits, N, P, type_blocks(C), moments_rows(entries), TYPES.value)
 
 
 def sum_moments(
@@ -27,10 +28,10 @@ def sum_moments(
     """Launch the parent view: rows of at most 16 pose entries from i_h on."""
     sizes, tile, splits = edges.sizes, edges.config.parent, edges.config.parent_splits
     absent = dict.fromkeys(("p_statistics", "p_slopes", "p_log_sum", "p_da", "p_weights"))
-    entries = out.shape[3] // 2
+    entries = out.shape[-2] // 2
     launch(
         parent_view_kernel,
-        blocks(sizes["N"], tile.BN) * blocks(sizes["C"], tile.BC) * sizes["P"] * splits,
+        blocks(sizes["N"], tile.BN) * type_blocks(sizes["C"]) * sizes["P"] * splits,
         tile,
         edges,
         **{**absent, **given},
@@ -103,14 +104,14 @@ def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
     """dW [K, B, C, 4, 4]."""
     assert edges.weight is not None
     sizes, tile = edges.sizes, edges.config.gradient
-    K, B, _, C = edges.weight.shape
+    (K, B, *block), C = edges.weight.shape, sizes["C"]
     pair_splits = edges.config.pair_splits
     image_splits = max(1, min(edges.config.image_splits, blocks(sizes["N"], tile.BN)))
-    partial = edges.empty(pair_splits * image_splits, K, B, ENTRIES, C)
+    partial = edges.empty(pair_splits * image_splits, K, B, *block)
     _, _, start, child, parent, slot = edges.pairs
     launch(
         weight_view.weight_view_kernel,
-        blocks(B, tile.BB) * blocks(C, tile.BC) * K * len(partial),
+        blocks(B, tile.BB) * type_blocks(C) * K * len(partial),
         tile,
         edges,
         **iterations,
@@ -122,7 +123,7 @@ def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
     )
     out = edges.empty(K, B, C, 4, 4)
     if out.numel():
-        options = {"BLOCK_SPLITS": ADDED_SPLITS, "BLOCK": NUMBERS, **ALL_REGISTERS}
-        grid = (blocks(out.numel(), NUMBERS),)
-        weight_view.add_splits_kernel[grid](partial, out, out.numel(), len(partial), C=C, **options)
+        options = {"BLOCK_SPLITS": ADDED_SPLITS, "BLOCK": NUMBERS, **OPTIONS}
+        size = edges.weight.numel()
+        weight_view.add_splits_kernel[(blocks(size, NUMBERS),)](partial, out, size, len(partial), C=C, **options)
     return out

@@ -1,19 +1,25 @@
 """The weight view: sums over images and positions.
 
-A program owns BB child types and BC parent types of one weight block, and one share of the images and positions.
+A program owns BB child types and a block of 16 parent types of one weight block, and one share of the images and
+positions.
 """
 
 import triton
 import triton.language as tl
 
+from tritoncaps.kernels.common.triton.launching import UNALIGNED
 from tritoncaps.kernels.mixture.triton.costs import launch_metadata, sum_metadata
+from tritoncaps.kernels.mixture.triton.rows import ENTRIES, TYPES
 from tritoncaps.kernels.mixture.triton.votes import (
-    ENTRIES,
-    below,
+    WEIGHTS,
+    child_types_from,
     edge_votes,
     images_from,
     load_entries,
     load_offset,
+    load_poses,
+    load_weight,
+    parent_types,
     uniform_share,
     vote_gradient,
     zero_entries,
@@ -22,7 +28,8 @@ from tritoncaps.kernels.mixture.triton.votes import (
 
 @triton.jit(
     launch_metadata=launch_metadata,
-    do_not_specialize=["N", "L", "P", "S", "G", "K", "T", "pair_splits", "image_splits"],
+    do_not_specialize=["N", "L", "P", "S", "G", "K", "T", "B", "C", "pair_splits", "image_splits"],
+    do_not_specialize_on_alignment=UNALIGNED,
 )
 def weight_view_kernel(
     p_poses,
@@ -44,8 +51,8 @@ def weight_view_kernel(
     L,
     P,
     S,
-    B: tl.constexpr,
-    C: tl.constexpr,
+    B,
+    C,
     G,
     K,
     T,
@@ -56,38 +63,36 @@ def weight_view_kernel(
     LOCAL: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
-    BC: tl.constexpr,
 ):
     """dW = sum over images and over the pairs of locations that use W of M^T dV.
 
     dV is `vote_gradient` of all T iterations, or of the last if not ALL; or loaded from p_dV [N, P, S, B, 16, C].
 
-    p_poses [N, L, 16, B], p_weight [K, B, 16, C], p_activations [N, L, B], p_offset [S, 4], p_parents_start [L + 1];
-    p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_statistics [T - 1, N, P, 36, C],
-    p_slopes [T, N, P, 51, C], p_log_sums and p_da [T - 1, N, G, B]; p_out [splits, K, B, 16, C].
+    p_poses [N, L, B, 16], p_activations [N, L, B], p_offset [S, 4], p_parents_start [L + 1]; p_weight_start [K + 1],
+    p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_log_sums and p_da [T - 1, N, G, B]; p_statistics
+    [T - 1, ...], p_slopes [T, ...], p_weight and p_out [splits, ...], which is like it, as in `rows.py`.
 
     Program (child type block, parent type block, weight block, split): a split takes every pair_splits-th pair of
-    the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, :, types].
+    the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, type block].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     n_child_types = tl.cdiv(B, BB)
-    n_parent_types = tl.cdiv(C, BC)
+    n_blocks = tl.cdiv(C, TYPES)
+    sizes = (N.to(tl.int64) * P * n_blocks, n_blocks, N.to(tl.int64) * G * B, T)
     i_program = tl.program_id(0)
-    i_rest = i_program // n_child_types // n_parent_types
+    i_rest = i_program // n_child_types // n_blocks
     i_k = i_rest % K
     i_split = i_rest // K
-    o_b = (i_program % n_child_types) * BB + tl.arange(0, BB)[None, :, None]
-    o_c = ((i_program // n_child_types) % n_parent_types) * BC + tl.arange(0, BC)[None, None, :]
-    m_b = below(o_b, B, BB)
-    m_c = below(o_c, C, BC)
-    o_weight = (i_k.to(tl.int64) * B + o_b) * ENTRIES * C + o_c
+    o_b, m_b = child_types_from((i_program % n_child_types) * BB, B, BB)
+    i_c = (i_program // n_child_types) % n_blocks
+    o_weight = (i_k.to(tl.int64) * B + o_b) * n_blocks + i_c
     if p_dV is None:
-        b_weight = load_entries(p_weight + o_weight, C, m_b & m_c, ENTRIES, DTYPE)
+        b_weight = load_weight(p_weight, o_weight, None, DTYPE)
     i_begin = tl.load(p_weight_start + i_k)
     i_end = tl.load(p_weight_start + i_k + 1)
     i_first = i_split // pair_splits * BN
 
-    b_dW = zero_entries(BN, BB, BC, ENTRIES, DTYPE)
+    b_dW = zero_entries(BN, BB, ENTRIES, DTYPE)
     for i_pair in range(i_begin + i_split % pair_splits, i_end, pair_splits):
         i_l = tl.load(p_pair_child + i_pair)
         i_p = tl.load(p_pair_parent + i_pair)
@@ -97,37 +102,34 @@ def weight_view_kernel(
             b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
         for i_n in range(i_first, N, image_splits * BN):
             o_n, m_n = images_from(i_n, N, BN)
-            m_child = m_n & m_b
-            o_child = o_n * L + i_l
-            p_pose = p_poses + o_child * ENTRIES * B + o_b
+            o_child = (o_n * L + i_l) * B + o_b
+            o_parent = o_n * P + i_p
             if p_dV is None:
-                b_a = tl.load(p_activations + o_child * B + o_b, mask=m_child, other=0.0).to(DTYPE)
-                m_loud = m_child & (b_a != 0)  # a silent child may hold inf or nan
-                b_pose = load_entries(p_pose, B, m_loud, ENTRIES, DTYPE)
+                b_a = tl.load(p_activations + o_child, mask=m_n, other=0.0).to(DTYPE)
+                m_loud = b_a != 0  # a silent child may hold inf or nan
+                b_pose = load_poses(p_poses, o_child, m_loud, DTYPE)
                 b_dV, _ = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,
                     b_share,
                     (p_statistics, p_slopes, p_log_sums, p_da),
-                    (o_n, o_b, o_c, i_p, i_p * S + i_s if LOCAL else i_l),
-                    (m_b, m_c),
-                    (N, P, G, T),
-                    B,
-                    C,
+                    (o_parent, i_c, (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b),
+                    sizes,
                     ALL,
                     ANY_FIT,
                 )
                 if tl.float64 == DTYPE:  # has no room to keep it, as the compiler would if the mask were the same
-                    b_pose = load_entries(p_pose, B, m_loud & (i_p >= 0), ENTRIES, DTYPE)
+                    b_pose = load_poses(p_poses, o_child, m_loud & (i_p >= 0), DTYPE)
             else:
-                b_pose = load_entries(p_pose, B, m_child, ENTRIES, DTYPE)
-                p_edge = p_dV + (((o_n * P + i_p) * S + i_s) * B + o_b) * ENTRIES * C + o_c
-                b_dV = load_entries(p_edge, C, m_b & m_c, ENTRIES, DTYPE)
+                b_pose = load_poses(p_poses, o_child, m_n, DTYPE)
+                o_c = i_c * TYPES + parent_types()
+                p_edge = p_dV + ((o_parent * S + i_s) * B + o_b) * ENTRIES * C + o_c
+                b_dV = load_entries(p_edge, C, o_c < C, ENTRIES, DTYPE)
             b_dW = add_transposed_product(b_dW, b_pose, b_dV)
 
-    p_block = p_out + i_split.to(tl.int64) * K * B * ENTRIES * C + o_weight
+    p_block = p_out + (i_split.to(tl.int64) * K * B * n_blocks + o_weight) * WEIGHTS + parent_types()
     for h in tl.static_range(ENTRIES):
-        tl.store(p_block + h * C, tl.sum(b_dW[h], axis=0, keep_dims=True), mask=m_b & m_c)
+        tl.store(p_block + h * TYPES, tl.sum(b_dW[h], axis=0, keep_dims=True), mask=m_b)
 
 
 @triton.jit
@@ -142,12 +144,12 @@ def add_transposed_product(b_sum, b_left, b_right):
     return b_new
 
 
-@triton.jit(launch_metadata=sum_metadata, do_not_specialize=["size", "splits"])
-def add_splits_kernel(p_partial, p_out, size, splits, C: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(launch_metadata=sum_metadata, do_not_specialize=["size", "splits", "C"])
+def add_splits_kernel(p_partial, p_out, size, splits, C, BLOCK_SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """dW = sum_k partial_k, always in the same order, in the layout of the weight.
 
-    p_partial [splits, size / 16 C, 16, C], p_out [size / 16 C, C, 16]. A program owns BLOCK numbers of p_out, and loads
-    those of BLOCK_SPLITS splits at a time.
+    p_partial [splits, K B, blocks, 16, 16], as in `rows.py`, with `size` numbers in each split; p_out [K B, C, 16]. A
+    program owns BLOCK numbers of a split, and loads those of BLOCK_SPLITS splits at a time.
     """
     o_k = tl.arange(0, BLOCK_SPLITS)[:, None]
     o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -156,5 +158,8 @@ def add_splits_kernel(p_partial, p_out, size, splits, C: tl.constexpr, BLOCK_SPL
     for i_k in range(0, splits, BLOCK_SPLITS):
         p_split = p_partial + (i_k + o_k) * size.to(tl.int64) + o_i
         b_sums += tl.load(p_split, mask=(i_k + o_k < splits) & m_i, other=0.0)
-    o_out = (o_i // (ENTRIES * C) * C + o_i % C) * ENTRIES + o_i // C % ENTRIES
-    tl.store(p_out + o_out, tl.sum(b_sums, axis=0, keep_dims=True), mask=m_i)
+    n_blocks = tl.cdiv(C, TYPES)
+    o_block = o_i // WEIGHTS
+    o_c = o_block % n_blocks * TYPES + o_i % TYPES
+    o_out = (o_block // n_blocks * C + o_c) * ENTRIES + o_i // TYPES % ENTRIES
+    tl.store(p_out + o_out, tl.sum(b_sums, axis=0, keep_dims=True), mask=m_i & (o_c < C))

@@ -1,0 +1,66 @@
+"""Where what is known of parents and weights stands in memory: in rows of 16 numbers, one for each type of a block.
+
+    statistics [N, P, blocks, 4 + 2 H, 16]           of a parent's Gaussian
+    slopes     [N, P, blocks, 3 + 3 H, 16]           of its gradient
+    moments    [splits, N, P, blocks, 1 + 2 H, 16]   of its votes
+    weight     [K, B, blocks, 16, 16]                rows are the entries of a 4x4 matrix
+
+H is the number of pose entries, C types are in blocks of 16. The distance of two rows is the same in every layer, so
+that one compiled kernel serves all, and every row is aligned, whatever the batch is. Behind the last type, mean,
+precision, slopes and weight are zero and the constant is -inf: such a type gets no share of a child, and no load needs
+a mask.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+import triton.language as tl
+from torch import Tensor
+
+TYPES = tl.constexpr(16)  # of a block
+ENTRIES = tl.constexpr(16)  # of a 4x4 pose; and the most that a tuple holds of a stored vote
+
+# rows of statistics
+CONSTANT = tl.constexpr(0)  # log a - 1/2 sum_h log(2 pi variance_h), or the log_weight of any fit
+LOGIT = tl.constexpr(1)
+SUPPORT = tl.constexpr(2)
+LOG_VARIANCE = tl.constexpr(3)  # summed over h
+MEAN = tl.constexpr(4)  # H rows; behind them H of precision = 1 / (2 variance)
+
+# rows of slopes
+OFFSET = tl.constexpr(0)
+TO_BETA_U = tl.constexpr(1)  # what the parent gives to the gradients of beta_u and beta_a
+TO_BETA_A = tl.constexpr(2)
+LINEAR = tl.constexpr(3)  # H rows; behind them H of quadratic, and H of origin: see `votes.about_centre`
+
+# rows of moments
+TOTAL = tl.constexpr(0)
+FIRST = tl.constexpr(1)  # H rows; behind them H of second moments
+
+
+def statistics_rows(entries: int) -> int:
+    return MEAN.value + 2 * entries
+
+
+def slopes_rows(entries: int) -> int:
+    return LINEAR.value + 3 * entries
+
+
+def moments_rows(entries: int) -> int:
+    return FIRST.value + 2 * entries
+
+
+def type_blocks(types: int) -> int:
+    return -(-types // TYPES.value)
+
+
+def pack(x: Tensor, fill: float = 0.0) -> Tensor:
+    """[..., rows, C] -> [..., blocks, rows, 16]."""
+    missing = -x.shape[-1] % TYPES.value
+    padded = F.pad(x, (0, missing), value=fill) if missing else x
+    return padded.unflatten(-1, (-1, TYPES.value)).transpose(-2, -3).contiguous()
+
+
+def unpack(rows: Tensor, types: int) -> Tensor:
+    """[..., blocks, rows, 16] -> [..., rows, C]."""
+    return rows.transpose(-2, -3).flatten(-2)[..., :types]
