@@ -60,7 +60,7 @@ class RoutedCaps(nn.Module):
 
     def _inputs(self, routing_map: RoutingMap) -> tuple[Tensor, dict[str, Tensor], RoutingMap]:
         """The weight [K, B, C, ...], the other parameters and the map, as a routing takes them."""
-        others = {name: getattr(self, name) for name in self._new_parameters() if name != "weight"}
+        others = {name: getattr(self, name) for name in self._names}
         return (
             self.weight.flatten(0, len(self._sizes.weights) - 1) if self._sizes.weights else self.weight[None],
             others,
