@@ -88,6 +88,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "provider": lambda row: row["provider"],
     "pass": lambda row: row["mode"],
     "ms: p50 (p20 to p80)": _time,
+    "least ms": _number("least_ms", ".3f"),
     "times ours": _ratio,
     "images/s": _number("images_per_s", ".4g"),
     "GFLOP/s": _number("gflops", ".3g"),
@@ -318,6 +319,7 @@ TITLES = {
     "memory": "Memory",
     "scaling": "Scaling",
     "first_call": "The first call",
+    "call_cost": "The fixed cost of a call",
     "pose_votes": "`pose_votes`",
     "coordinate_addition": "`coordinate_addition`",
     "m_step": "`m_step`",
@@ -338,6 +340,8 @@ NOTES = {
     "cost more for each vote, and over threads, which should divide the time.",
     "first_call": "Milliseconds of the first forward and backward pass in a fresh process. Kernels are compiled once "
     "and kept on disk.",
+    "call_cost": "Milliseconds of a call whose kernels have next to nothing to do, and of one image through a network: "
+    "the least of many calls.",
     "pose_votes": "Functions on stored votes, for those who route in their own way; GB/s counts arguments and results "
     "once. On CPU, `coordinate_addition` is the einops reference under its own name.",
 }

@@ -9,6 +9,7 @@ python bench/suite.py --quick --against HEAD~3       this version and another on
 
 from __future__ import annotations
 
+import call_cost
 import coordinate_addition
 import dynamic_routing
 import e_step
@@ -25,7 +26,7 @@ import models
 
 MODULES = (
     pose_votes, coordinate_addition, m_step, e_step, em_routing, dynamic_routing, layers, models, scaling, memory,
-    first_call,
+    first_call, call_cost,
 )  # fmt: skip
 SUBJECTS = {module.__name__: module.cases for module in MODULES}
 

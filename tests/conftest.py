@@ -1,6 +1,9 @@
 """Settings of the whole suite. Triton runs in its interpreter; tests that compile kernels start their own processes."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -39,6 +42,16 @@ InterpretedFunction.__call__ = call_patched
 with_room = eval(f"lambda call, {', '.join(f'_{i}=0' for i in range(8200))}: call()")
 run = InterpretedFunction.run
 InterpretedFunction.run = lambda kernel, *args, **kwargs: with_room(lambda: run(kernel, *args, **kwargs))
+
+
+def pytest_sessionstart(session):
+    """Where there will be several workers, the CPU kernels are compiled before, or each of them would do so."""
+    if session.config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        command = [sys.executable, Path(__file__).with_name("cpu_kernels.py")]
+        running = [subprocess.Popen([*command, dtype]) for dtype in ("float32", "float64")]
+        for process in running:
+            if process.wait():
+                raise subprocess.CalledProcessError(process.returncode, process.args)
 
 
 def pytest_collection_modifyitems(items):

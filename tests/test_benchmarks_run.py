@@ -16,7 +16,7 @@ import torch
 BENCH = Path(__file__).parent.parent / "bench"
 OURS, REFERENCE = "tritoncaps", "reference"
 TIMED = ("pose_votes", "coordinate_addition", "m_step", "e_step", "em_routing", "dynamic_routing", "layers", "models")
-SUBJECTS = (*TIMED, "scaling", "memory", "first_call")
+SUBJECTS = (*TIMED, "scaling", "memory", "first_call", "call_cost")
 
 
 @pytest.fixture
@@ -70,6 +70,8 @@ def test_every_subject_runs_alone(tmp_path, bench):
     check_bytes(*rows["memory"], "kept_mib")
     check_bytes(*(row for row in rows["dynamic_routing"] if row["mode"] == "traffic"), "traffic_mib")
     assert rows["first_call"][0]["p50_ms"] > 0
+    assert [row["mode"] for row in rows["call_cost"]] == ["forward", "step", "forward"]
+    assert all(row["least_ms"] > 0 for row in rows["call_cost"])
 
 
 def check_times(rows):

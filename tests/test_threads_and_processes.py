@@ -191,7 +191,7 @@ def test_kernels_are_cached_elsewhere_if_the_package_is_not_writable(tmp_path):
     leave = shutil.ignore_patterns("__pycache__")
     for folder in (ROOT / "tritoncaps", ROOT / "kernels", ROOT / "models"):
         shutil.copytree(folder, package if folder.name == "tritoncaps" else package / folder.name, ignore=leave)
-    (package / "kernels" / "cpu" / "__pycache__").touch()
+    (package / "kernels" / "dynamic" / "cpu" / "__pycache__").touch()
     code = "import torch, tritoncaps; print(tritoncaps.__file__); tritoncaps.functional.squash(torch.randn(3, 8))"
     env = {**os.environ, "PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-c", code]

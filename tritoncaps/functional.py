@@ -273,8 +273,8 @@ def _fused_mixture_routing(*given: Any) -> Capsules:
 def _parents(mean: Tensor, activation: Tensor, routing_map: RoutingMap) -> Capsules:
     """[N, P, 16, C] and [N, P, C] as capsules: permuted views, so that the next layer finds its kernels' layout."""
     images, _, _, out_caps = mean.shape
-    out_poses = rearrange(mean, "n p h c -> n c p h").reshape(images, out_caps, *routing_map.out_size, 4, 4)
-    out_activations = rearrange(activation, "n p c -> n c p").reshape(images, out_caps, *routing_map.out_size)
+    out_poses = mean.permute(0, 3, 1, 2).reshape(images, out_caps, *routing_map.out_size, 4, 4)
+    out_activations = activation.transpose(1, 2).reshape(images, out_caps, *routing_map.out_size)
     return Capsules(out_poses, out_activations)
 
 

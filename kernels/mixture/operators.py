@@ -6,6 +6,7 @@ The operators know shapes, not devices: `backend` names the kernels that do the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,10 +47,11 @@ def em_routing_forward(
     edges = _edges(poses, activations, weight, tables, competition, backend)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
     statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, len(lambdas), competition, backend)
-    em_routing.forward(kernels("mixture", backend), edges, fits, statistics, log_sums)
-    mean, activation = kernels("mixture", backend).outputs(edges, statistics[-1])
+    rows = _by_iteration(statistics, log_sums, backend)
+    em_routing.forward(kernels("mixture", backend), edges, fits, *rows)
+    mean, activation = kernels("mixture", backend).outputs(edges, rows[0][-1])
     if not save:
-        statistics, log_sums = _empty_saved(poses, activations, beta_a, tables, 0, competition, backend)
+        statistics, log_sums = (x.new_empty(0, *x.shape[1:]) for x in (statistics, log_sums))
     return mean.to(poses.dtype), activation.to(poses.dtype), statistics, log_sums
 
 
@@ -223,9 +225,17 @@ def _edges(
     if backend == "cpu":
         poses, activations, weight = widen(poses), widen(activations), widen(weight)
         # a silent child is ignored, even if its pose is inf or nan; one sum tells that there is none of these
-        if not poses.sum().isfinite():
+        if not math.isfinite(poses.sum().item()):
             poses = poses.masked_fill((activations == 0)[..., None] & ~poses.isfinite(), 0)
     return kernels("mixture", backend).edges(poses, activations, weight, Tables(*tables), competition)
+
+
+def _by_iteration(statistics: Tensor, log_sums: Tensor, backend: str) -> tuple[Any, Any]:
+    """What an iteration fills, as the backend takes it."""
+    if backend == "cpu":  # a row of an array costs less than an item of a tensor
+        of_cpu = kernels("mixture", backend)
+        return of_cpu.by_iteration(statistics), of_cpu.by_iteration(log_sums)
+    return statistics, log_sums
 
 
 def _fits(

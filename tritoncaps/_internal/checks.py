@@ -27,12 +27,14 @@ def under_autocast(x: Tensor) -> bool:
 
 def check_shape(name: str, value: Tensor, expected: Sequence[int | str]) -> None:
     """``expected`` holds numbers, which must agree, and letters, which stand for any size."""
-    agrees = value.ndim == len(expected) and all(
-        isinstance(e, str) or e == size for e, size in zip(expected, value.shape, strict=True)
-    )
+    shape = value.shape
+    agrees = len(shape) == len(expected)
+    if agrees:
+        for wanted, size in zip(expected, shape, strict=True):
+            agrees = agrees and (isinstance(wanted, str) or wanted == size)
     if not agrees:
-        wanted = ", ".join(map(str, expected))
-        raise ValueError(f"{name} must have shape [{wanted}], but it has {list(value.shape)}")
+        listed = ", ".join(map(str, expected))
+        raise ValueError(f"{name} must have shape [{listed}], but it has {list(shape)}")
 
 
 def check_alike(**tensors: Tensor) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.common.cpu.workspace import scratch
+from tritoncaps.kernels.common.cpu.workspace import LARGEST, scratch
 
 DTYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int32: "=i4", torch.int64: "=i8"}
 
@@ -21,10 +22,34 @@ def array(x: Tensor) -> Any:
 class _Memory:
     """A tensor's memory, as NumPy takes it. (`Tensor.numpy` would forbid for ever to resize it, as FSDP does.)"""
 
+    __slots__ = ("__array_interface__", "tensor")
+
     def __init__(self, x: Tensor) -> None:
         self.tensor = x  # lives as long as the array
-        kind = {"shape": (x.numel(),), "typestr": DTYPES[x.dtype], "version": 3}
-        self.__array_interface__ = {"data": (x.data_ptr(), False), **kind}
+        self.__array_interface__ = {
+            "data": (x.data_ptr(), False),
+            "shape": (x.numel(),),
+            "typestr": DTYPES[x.dtype],
+            "version": 3,
+        }
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.arrays: dict[tuple[str, torch.dtype], Any] = {}
+
+
+_scratch = _Scratch()
+
+
+def scratch_array(name: str, count: int, dtype: torch.dtype) -> Any:
+    """What `scratch` is to tensors: a flat array that the next call in this thread for the same name may overwrite."""
+    kept = _scratch.arrays.get((name, dtype))
+    if kept is None or len(kept) < count:
+        kept = array(torch.empty(count, dtype=dtype))
+        if kept.nbytes <= LARGEST:
+            _scratch.arrays[name, dtype] = kept
+    return kept[:count]
 
 
 def contiguous(name: str, x: Tensor) -> Tensor:

@@ -30,10 +30,11 @@ _lock = threading.Lock()
 
 class Plan:
     """Kernels that are called one after the other. To wake other threads takes as long as a short kernel, so they are
-    woken once for all."""
+    woken once for all; or not at all, if the calling thread is done ``alone`` before another one would start."""
 
-    def __init__(self) -> None:
+    def __init__(self, alone: bool = False) -> None:
         self.calls: Calls = []
+        self.alone = alone
 
     def add(self, kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
         """Call ``kernel(counter, tasks, edges, *arguments)`` after those before. The first of edges is an array of the
@@ -46,6 +47,10 @@ class Plan:
     def run(self) -> None:
         """Call all kernels, in up to ``torch.get_num_threads()`` threads, and forget them."""
         calls, self.calls = self.calls, []
+        if self.alone:  # so soon that signals can wait, too
+            for kernel, arguments in calls:
+                kernel(*arguments)
+            return
         while calls:  # a second time only after a signal whose handler did not raise
             calls = _run(calls)
 

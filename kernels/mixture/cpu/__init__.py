@@ -13,7 +13,14 @@ stored_votes.py their micro-kernels
 from tritoncaps.kernels.mixture.cpu import stored
 from tritoncaps.kernels.mixture.cpu.backend import BACKEND
 from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
-from tritoncaps.kernels.mixture.cpu.layout import da_shape, edges, log_sums_shape, slopes_shape, statistics_shape
+from tritoncaps.kernels.mixture.cpu.layout import (
+    by_iteration,
+    da_shape,
+    edges,
+    log_sums_shape,
+    slopes_shape,
+    statistics_shape,
+)
 from tritoncaps.kernels.mixture.cpu.parent_view import (
     beta_gradients,
     em_step,
@@ -26,6 +33,7 @@ from tritoncaps.kernels.mixture.cpu.parent_view import (
 __all__ = [
     "BACKEND",
     "beta_gradients",
+    "by_iteration",
     "child_and_weight_gradient",
     "da_shape",
     "edges",

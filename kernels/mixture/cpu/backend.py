@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ class _Packed:
 def pack(source: VoteSource) -> Call:
     """The inputs as kernels read them. A silent child is ignored, even if its pose is inf or nan."""
     poses, activations, weight = widen(source.poses), widen(source.activations), widen(source.weight)
-    if not poses.sum().isfinite():  # one sum tells that there is none of these
+    if not math.isfinite(poses.sum().item()):  # one sum tells that there is none of these
         poses = poses.masked_fill((activations == 0)[..., None] & ~poses.isfinite(), 0)
     return edges(poses, activations, weight, source.tables, source.competition)
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.common.cpu.arrays import array, scratch_array
 from tritoncaps.kernels.common.cpu.compiling import kernel, part
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
-from tritoncaps.kernels.common.cpu.workspace import scratch
 from tritoncaps.kernels.mixture.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
-from tritoncaps.kernels.mixture.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, array, arrays
+from tritoncaps.kernels.mixture.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, arrays
 from tritoncaps.kernels.mixture.cpu.votes import (
     add_later_gradients,
     add_pose_gradients,
@@ -52,13 +52,11 @@ def child_and_weight_gradient(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None where not needed; they are there when the
     plan has run."""
-    edges, dtype = call.edges, history.slopes.dtype
+    edges, dtype = call.edges, call.dtype
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
     dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
     parts = _parts_of_images(edges)
-    dW = scratch(
-        "weight gradient", (parts if needs_weight else 0, edges.blocks, B, edges.weights, 16, edges.lanes), dtype
-    )
+    dW = scratch_array("weight gradient", parts * len(edges.weight) if needs_weight else 0, dtype)
     call.plan.add(
         _gradient_kernel,
         parts * -(-B // edges.together),
@@ -68,9 +66,9 @@ def child_and_weight_gradient(
         len(history.slopes),
         array(dM),
         array(da),
-        array(dW),
+        dW,
         *(x.ravel() for x in arrays(call, history)),
-        array(torch.ones(1, dtype=dtype)),
+        np.ones(1, edges.poses.dtype),
         needs_children,
         needs_weight,
     )
@@ -79,7 +77,7 @@ def child_and_weight_gradient(
         grad_poses, grad_activations = dM.unflatten(3, (4, 4)), da
     if needs_weight:
         grad_weight = torch.empty(edges.weights, B, edges.parent_types, 4, 4, dtype=dtype)
-        call.plan.add(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), array(dW))
+        call.plan.add(_add_parts_kernel, edges.weights * B, edges, parts, array(grad_weight), dW)
     return grad_poses, grad_activations, grad_weight
 
 

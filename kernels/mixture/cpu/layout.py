@@ -9,7 +9,8 @@ address. `Statistic`, `Slope` and `Moment` say which row is what.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tritoncaps.kernels.common.cpu.arrays import array, contiguous
+from tritoncaps.kernels.common.cpu.arrays import array, contiguous, scratch_array
 from tritoncaps.kernels.common.cpu.compiling import kernel
 from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan
-from tritoncaps.kernels.common.cpu.workspace import scratch
 from tritoncaps.kernels.common.numerics import least_support
 from tritoncaps.kernels.common.tables import Tables
 from tritoncaps.kernels.mixture.iteration import Fit, History
@@ -32,6 +32,7 @@ from tritoncaps.kernels.mixture.iteration import Fit, History
 WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
 EDGES_TOGETHER = 128  # of a parent, for the same reason
 TYPES_TOGETHER = 8  # at most
+ALONE = 512  # vectors of votes that one thread has counted before it could wake another one
 
 
 class Statistic:
@@ -141,40 +142,27 @@ class Call:
     """A call of an operator: what its kernels read, and the kernels, which run all together at the end."""
 
     edges: Edges
-    plan: Plan = field(default_factory=Plan)
+    dtype: torch.dtype
+    plan: Plan
     betas: Any = None  # [blocks, Beta.ROWS, lanes], made at their first use
-    moments: Any = None  # memory for those of some images, likewise
+    waves: Any = None  # of images, see `parent_view`, likewise
     history: Any = None  # its arrays, [T or T - 1, ...] each, likewise
 
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
     """Pack poses [N, B, L, 16], activations [N, B, L] and weight [K, B, C, 4, 4], of any strides."""
-    images, child_types, locations, _ = poses.shape
-    weights, _, parent_types = weight.shape[:3]
-    parents, slots = tables.children.shape
-    lanes, blocks = vectors(parent_types, poses.dtype)
-    together = min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights), EDGES_TOGETHER // max(1, slots))
-    together = max(1, together)
-    of_map = _of_map(tables, competition, weights, together, parent_types, poses.dtype)
-    packed = scratch("weight", (blocks, child_types, weights, 16, lanes), poses.dtype)
-    call = Call(
-        Edges(
-            poses=array(contiguous("poses", poses)),
-            activations=array(contiguous("activations", activations)),
-            weight=array(packed),
-            **of_map,
-            images=images,
-            children_count=locations,
-            parents_count=parents,
-            together=together,
-            child_types=child_types,
-            parent_types=parent_types,
-            weights=weights,
-            blocks=blocks,
-            lanes=lanes,
-        )
+    sizes = _sizes(tables, competition, poses.shape[1:3], weight.shape[:3], poses.dtype)
+    edges = sizes._replace(
+        poses=array(contiguous("poses", poses)),
+        activations=array(contiguous("activations", activations)),
+        weight=scratch_array(
+            "weight", sizes.blocks * sizes.child_types * sizes.weights * 16 * sizes.lanes, poses.dtype
+        ),
+        images=poses.shape[0],
     )
-    call.plan.add(_pack_weight_kernel, weights * child_types, call.edges, array(weight))
+    votes = edges.images * edges.child_types * edges.edges_count * edges.blocks
+    call = Call(edges, poses.dtype, Plan(alone=votes <= ALONE))
+    call.plan.add(_pack_weight_kernel, edges.weights * edges.child_types, edges, array(weight))
     return call
 
 
@@ -203,32 +191,47 @@ def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> t
     return images, parents, blocks, Slope.ROWS, lanes
 
 
+def by_iteration(x: Tensor) -> NDArray:
+    """A tensor [T, ...] as an array of T rows."""
+    return array(x).reshape(len(x), x.numel() // max(1, len(x)))
+
+
 def arrays(call: Call, history: History) -> History:
     """The tensors of a history as arrays, by iterations."""
     if call.history is None:
-        call.history = History(*(array(x).reshape(len(x), x.numel() // max(1, len(x))) for x in history))
+        of_iterations: Any = map(by_iteration, history)
+        call.history = History(*of_iterations)
     return call.history
 
 
 def betas(call: Call, fit: Fit) -> NDArray:
     """[blocks, Beta.ROWS, lanes], the same in all iterations."""
     if call.betas is None:
-        call.betas = _packed_betas(call.edges, fit)
+        edges = call.edges
+        exists, place = _rows_of_types(edges.parent_types, edges.blocks, edges.lanes, edges.poses.dtype)
+        call.betas = exists.copy()
+        call.betas[place + Beta.U * edges.lanes] = array(fit.beta_u)
+        call.betas[place + Beta.A * edges.lanes] = array(fit.beta_a)
     return call.betas
 
 
-def _packed_betas(edges: Edges, fit: Fit) -> NDArray:
-    rows = np.zeros((Beta.ROWS, edges.blocks * edges.lanes), edges.poses.dtype)
-    rows[Beta.U, : edges.parent_types] = array(fit.beta_u)
-    rows[Beta.A, : edges.parent_types] = array(fit.beta_a)
-    rows[Beta.EXISTS, : edges.parent_types] = 1
-    return rows.reshape(Beta.ROWS, edges.blocks, edges.lanes).swapaxes(0, 1).ravel()
+@lru_cache(maxsize=256)
+def _rows_of_types(types: int, blocks: int, lanes: int, dtype: Any) -> tuple[NDArray, NDArray]:
+    """[blocks, Beta.ROWS, lanes] with all but the betas, and where the first row of each type is."""
+    type_ = np.arange(types)
+    place = type_ // lanes * Beta.ROWS * lanes + type_ % lanes
+    rows = np.zeros(blocks * Beta.ROWS * lanes, dtype)
+    rows[place + Beta.EXISTS * lanes] = 1
+    return rows, place
 
 
 def numbers(call: Call, fit: Fit) -> NDArray:
     """See `Number`."""
-    least = least_support(fit.beta_u.dtype)
+    least = _least_support(call.dtype)
     return np.array([fit.inverse_temperature, fit.variance_floor, fit.mean_data, least, 0], call.edges.poses.dtype)
+
+
+_least_support = cache(least_support)
 
 
 @kernel
@@ -251,12 +254,41 @@ def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-d
 _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _of_map(tables: Tables, competition: str, *sizes: Any) -> dict[str, Any]:
-    """The fields of `Edges` that a map gives, made once for each map."""
-    known, key = _maps.setdefault(tables.children, {}), (competition, *sizes)
+def _sizes(tables: Tables, competition: str, *sizes: Any) -> Edges:
+    """The inputs of a call, but for tensors and the number of images: made once for each map and layer."""
+    known, key = _maps.get(tables.children), (competition, *sizes)
+    if known is None:
+        known = _maps[tables.children] = {}
     if key not in known:
-        known[key] = _made_of_map(tables, competition == "local", *sizes)
+        known[key] = _new_sizes(tables, competition == "local", *sizes)
     return known[key]
+
+
+def _new_sizes(
+    tables: Tables, local: bool, children: tuple[int, int], weight: tuple[int, int, int], dtype: torch.dtype
+) -> Edges:
+    child_types, locations = children
+    weights, _, parent_types = weight
+    parents, slots = tables.children.shape
+    lanes, blocks = vectors(parent_types, dtype)
+    together = min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights), EDGES_TOGETHER // max(1, slots))
+    together = max(1, together)
+    nothing = array(torch.empty(0, dtype=dtype))
+    return Edges(
+        poses=nothing,
+        activations=nothing,
+        weight=nothing,
+        **_made_of_map(tables, local, weights, together, parent_types, dtype),
+        images=0,
+        children_count=locations,
+        parents_count=parents,
+        together=together,
+        child_types=child_types,
+        parent_types=parent_types,
+        weights=weights,
+        blocks=blocks,
+        lanes=lanes,
+    )
 
 
 def _made_of_map(

@@ -10,16 +10,15 @@ images or threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.common.cpu.arrays import array, scratch_array
 from tritoncaps.kernels.common.cpu.compiling import kernel, part
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
-from tritoncaps.kernels.common.cpu.workspace import scratch
 from tritoncaps.kernels.mixture.cpu.child_view import (
     assignment_gradient,
     assignment_weights,
@@ -37,7 +36,6 @@ from tritoncaps.kernels.mixture.cpu.layout import (
     Moment,
     Slope,
     Statistic,
-    array,
     arrays,
     betas,
     numbers,
@@ -69,22 +67,15 @@ CHILD, NUMBERS = Edge.CHILD, Edge.NUMBERS
 UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 
 
-def first_m_step(call: Call, fit: Fit, out: Tensor) -> None:
+def first_m_step(call: Call, fit: Fit, out: Any) -> None:
     """Statistics [N, P, blocks, 36, lanes] of votes that are shared equally."""
-    add_to_parents(call, _centres_kernel, array(out))
-    _m_step(call, fit, UNIFORM, out, out, out.new_empty(0))
+    add_to_parents(call, _centres_kernel, out)
+    _statistics(call, UNIFORM, out, out, out, out[:0], betas(call, fit), numbers(call, fit))
 
 
-def em_step(call: Call, fit: Fit, before: Tensor, log_sum: Tensor, out: Tensor) -> None:
+def em_step(call: Call, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
     """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G] from the statistics before."""
-    _m_step(call, fit, ASSIGNMENT, before, out, log_sum)
-
-
-def _m_step(call: Call, fit: Fit, weights: int, centre: Tensor, out: Tensor, log_sum: Tensor) -> None:
-    """Moments, and what the M-step makes of them."""
-    parents = betas(call, fit), numbers(call, fit)
-    before = array(centre)
-    _statistics(call, weights, before, before, array(out), array(log_sum), *parents)
+    _statistics(call, ASSIGNMENT, before, before, out, log_sum, betas(call, fit), numbers(call, fit))
 
 
 def _statistics(
@@ -137,14 +128,14 @@ def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
         call.plan.add(_slopes_kernel, chunks, edges, first, images, chunks, ranges, *given)
 
 
-def outputs(call: Call, statistics: Tensor) -> tuple[Tensor, Tensor]:
+def outputs(call: Call, statistics: Any) -> tuple[Tensor, Tensor]:
     """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations."""
     sizes = call.edges.images, call.edges.parents_count, call.edges.parent_types
     # not views: a view that an operator returns cannot be changed in place
-    poses = torch.empty_permuted((*sizes[:2], 16, sizes[2]), (0, 3, 1, 2), dtype=statistics.dtype)
-    activations = torch.empty_permuted(sizes, (0, 2, 1), dtype=statistics.dtype)
+    poses = torch.empty_permuted((*sizes[:2], 16, sizes[2]), (0, 3, 1, 2), dtype=call.dtype)
+    activations = torch.empty_permuted(sizes, (0, 2, 1), dtype=call.dtype)
     given = array(poses.permute(0, 3, 1, 2)), array(activations.transpose(1, 2))
-    add_to_parents(call, _outputs_kernel, *given, array(statistics))
+    add_to_parents(call, _outputs_kernel, *given, statistics)
     call.plan.run()
     return poses, activations
 
@@ -167,21 +158,21 @@ def beta_gradients(call: Call, history: History, since: int) -> tuple[Tensor, Te
     return beta_u.clone(), beta_a.clone()  # an operator's outputs share no memory
 
 
-def _waves(call: Call) -> Iterator[tuple[int, int, int, Any]]:
+def _waves(call: Call) -> list[tuple[int, int, int, Any]]:
     """The first of some images, their number, ranges of child types, and memory for the moments of both. Ranges depend
     on the layer only, as they decide the order of sums."""
-    edges = call.edges
-    numbers = edges.parents_count * edges.blocks * MOMENTS * edges.lanes
-    ranges = min(RANGES, -(-edges.child_types // edges.together))
-    while ranges > 2 and ranges * numbers * edges.poses.itemsize > MOMENTS_BYTES:
-        ranges //= 2
-    step = max(1, MOMENTS_BYTES // max(1, ranges * numbers * edges.poses.itemsize))
-    step = min(step, edges.images)
-    if call.moments is None:
-        dtype = torch.float32 if edges.poses.itemsize == 4 else torch.float64
-        call.moments = array(scratch("moments", (step * ranges * numbers,), dtype))
-    for first in range(0, edges.images, max(1, step)):
-        yield first, min(step, edges.images - first), ranges, call.moments
+    if call.waves is None:
+        edges = call.edges
+        numbers = edges.parents_count * edges.blocks * MOMENTS * edges.lanes
+        ranges = min(RANGES, -(-edges.child_types // edges.together))
+        while ranges > 2 and ranges * numbers * edges.poses.itemsize > MOMENTS_BYTES:
+            ranges //= 2
+        step = max(1, MOMENTS_BYTES // max(1, ranges * numbers * edges.poses.itemsize))
+        step = min(step, edges.images)
+        moments = scratch_array("moments", step * ranges * numbers, call.dtype)
+        starts = range(0, edges.images, max(1, step))
+        call.waves = [(first, min(step, edges.images - first), ranges, moments) for first in starts]
+    return call.waves
 
 
 def _chunks(edges: Edges, images: int) -> int:
