@@ -51,7 +51,14 @@ def assert_sane(row):
 
 def test_there_is_a_script_for_each_subject():
     scripts = {path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == {*SUBJECTS, "suite", "gpu_estimate", "busy", "first_gpu_call"}
+    assert scripts == {*SUBJECTS, "suite", "gpu_estimate", "busy", "first_gpu_call", "mixture_routing"}
+
+
+def test_a_fit_of_ones_own_is_measured(bench):
+    rows = bench("mixture_routing.py", "--types", 2, "--images", 1, "--rounds", 1).splitlines()[2:]
+    assert [row.split("  ")[0] for row in rows] == ["EMRouting", "the same fit in torch", "VBRouting"]
+    assert rows[0].split()[2] == "1.00"
+    assert all(float(row.split()[-1]) > 0 for row in rows)
 
 
 def test_every_subject_runs_alone(tmp_path, bench):
