@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-
 COMPARE = """
 from tritoncaps.kernels.common.triton.resources import TARGETS, compile_variant, variants
 
