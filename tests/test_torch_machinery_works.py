@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import InterpretedFunction
 
+import tritoncaps.flops  # noqa: F401, registers the formulas
 from tritoncaps import (
     Capsules,
     ClassCaps,
@@ -206,7 +207,25 @@ def opcheck_arguments(backend):
     mean, activation, statistics, log_sums = torch.ops.tritoncaps.em_routing_forward(*forward)
     backward = (mean, activation, *forward[:5], tables, statistics, log_sums, *options, "all", True, True, backend)
     routing = {"em_routing_forward": forward, "em_routing_backward": backward} | dynamic_arguments(backend)
-    return routing | stored_vote_arguments(backend)
+    return routing | stored_vote_arguments(backend) | mixture_arguments(backend)
+
+
+def mixture_arguments(backend):
+    """Those of the passes over votes of any fit, in the second of two iterations."""
+    votes, tables = TINY.inputs(torch.float32)[:3], list(TINY.routing_map.tables())
+    support, mean, variance, _ = torch.ops.tritoncaps.mixture_moments(*votes, [], tables, "global", 0.0, backend)
+    components = [mean, 1 / (variance + 1), support]
+    moments = (*votes, [*components, mean], tables, "global", 0.0, backend)
+    log_sum = torch.ops.tritoncaps.mixture_moments(*moments)[3]
+    slopes = [support, mean, variance, mean]
+    before = (*votes, components, log_sum, slopes, tables, "global", backend)
+    da = torch.ops.tritoncaps.mixture_component_gradients(*before)[3]
+    gradients = (*votes, components, [log_sum], 2 * slopes, [da], tables, "global", True, True, backend)
+    return {
+        "mixture_moments": moments,
+        "mixture_component_gradients": before,
+        "mixture_gradients": gradients,
+    }
 
 
 def dynamic_arguments(backend):

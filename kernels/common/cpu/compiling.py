@@ -97,7 +97,7 @@ def _announce(function: Any, dtype: Any) -> None:
 @cache
 def _fingerprint(path: Path) -> str:
     """A hash of a kernel's file and of all files of `kernels` that it imports, directly or not."""
-    root = next(folder for folder in path.parents if folder.name == "kernels")
+    root = next((folder for folder in path.parents if folder.name == "kernels"), path.parent)
     found, new = set(), {path}
     while new:
         found |= new

@@ -474,7 +474,7 @@ def beta_gradients(slopes: Tensor, types: int) -> tuple[Tensor, Tensor]:
     """dL/dbeta_u and dL/dbeta_a, [C], of slopes [T, N, P, blocks, 3 + 3 H, 16]."""
     sums = slopes[..., TO_BETA_U.value : TO_BETA_A.value + 1, :].sum(dim=(0, 1, 2))
     to_beta_u, to_beta_a = unpack(sums, types)
-    return to_beta_u, to_beta_a
+    return to_beta_u.clone(), to_beta_a.clone()  # an operator's outputs share no memory
 
 
 def _launch(kernel: Any, fit: Fit, **arguments: Any) -> None:
