@@ -42,8 +42,10 @@ def double(counter, tasks, edges, done):
 def _threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
     pool.run(count, 1000, EDGES, np.zeros(1, np.int64))  # its threads start
     yield
+    signal.signal(signal.SIGINT, handler)
     torch.set_num_threads(before)
 
 
@@ -109,6 +111,7 @@ def test_a_forked_process_has_watch_of_its_own():
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
         "from test_signals_reach_python import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "pool.run(count, 1, EDGES, np.zeros(1, np.int64))\n"
         "child = os.fork()\n"
         "if child == 0:\n"
