@@ -312,7 +312,7 @@ def test_flops_of_stored_votes_are_counted():
         betas = {"beta_u": beta_u, "beta_a": beta_a, "inverse_temperature": 0.1}
         gaussians = functional.m_step(votes, shares, activations, **betas, **route)
         functional.e_step(votes, gaussians, **route).square().sum().backward()
-    forward, backward = 128 + 4 + 4 * 16 + (3 * 16 + 20), 6 * 16 + 8 * 16 + 2 * 128
+    forward, backward = 128 + 4 + 4 * 16 + (3 * 16 + EXP), 6 * 16 + 8 * 16 + 2 * 128
     assert counter.get_total_flops() == 2 * 3 * 2 * 3 * (forward + backward)
 
 

@@ -109,8 +109,11 @@ class _VectorRoutedCaps(RoutedCaps):
         if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[0], Tensor):
             what = f"a {type(capsules).__name__}"
             raise TypeError(f"capsules must be Capsules or a tensor of poses, but {type(self).__name__} got {what}")
-        self._check_poses(given[0])
-        return Capsules(*given)
+        poses, activations = given
+        self._check_poses(poses)
+        check_tensor("activations", activations)
+        check_shape("activations", activations, poses.shape[:-1])
+        return Capsules(poses, activations)
 
     if TYPE_CHECKING:
 

@@ -111,7 +111,7 @@ def _automatic(device_type: str, triton_refuses: str) -> str:
     if wanted is None:
         _fall_back(f"no kernels for {device_type} devices")
         return "reference"
-    missing = _missing(wanted.name) or (triton_refuses if wanted is TRITON else "")
+    missing = _missing(wanted.name) or (triton_refuses if wanted.name == TRITON.name else "")
     if missing:
         _fall_back(missing)
         return "reference"

@@ -66,6 +66,8 @@ def summarise(network: nn.Module, task: Task) -> Summary:
         kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
+    training = network.training
+    network.eval()  # a norm needs more than one image in training
     image = torch.randn(1, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         outputs = network(image)
@@ -73,6 +75,7 @@ def summarise(network: nn.Module, task: Task) -> Summary:
             network.reconstruct(outputs)  # type: ignore[operator]
     for hook in hooks:
         hook.remove()
+    network.train(training)
     for parameter in network.parameters():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
     parameters = sum(p.numel() for p in network.parameters())
