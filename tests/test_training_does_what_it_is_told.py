@@ -1,6 +1,7 @@
 """Settings of a run: each one has the effect that its name says, or is refused in a sentence."""
 
 import json
+import math
 from dataclasses import fields
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import official_files as official
 import pytest
 import torch
 
-from tritoncaps import EMRouting
+from tritoncaps import EMRouting, VBRouting
 from tritoncaps.data import DATASETS, ImageSet, load
 from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.models import CapsNet
@@ -124,6 +125,9 @@ def test_the_best_network_is_chosen_on_held_out_toys(run, folder):
     assert len(splits.validation) > 0
     rows = read_metrics(run(validation_instances=1, evaluate_every=2).folder)
     assert [row["kind"] for row in rows if row["kind"] != "train"] == ["validation", "validation", "test"]
+    result = run(validation_instances=1, final_test=False)
+    assert [row["kind"] for row in read_metrics(result.folder) if row["kind"] != "train"] == ["validation"]
+    assert math.isnan(result.test_accuracy)
 
 
 def test_jitter_is_what_the_settings_say():
@@ -147,10 +151,12 @@ def test_mixup_changes_training_alone(run):
     assert not same(weights(mixed), weights(plain))
 
 
-def test_competition_and_lambda_reach_the_layers():
+def test_routing_competition_and_lambda_reach_the_layers():
     config = Config(competition="local", final_lambda=0.5, iterations=2)
     network = build_network(config, task_by_name(config))
     assert network.conv_caps1.routing == EMRouting(2, 0.5, competition="local")
+    config = Config(routing="vb", competition="local", iterations=2, model="tiny-capsnet")
+    assert build_network(config, task_by_name(config)).class_caps.routing == VBRouting(2, competition="local")
 
 
 def test_novel_views(run, folder):
@@ -256,12 +262,14 @@ def test_configuration_files(tmp_path, run):
         ({"device": "cuda:99"}, "--device cuda:99 is not there"),
         ({"validation": 54}, "--validation must be below 54"),
         ({"validation": 5, "validation_instances": 1}, "--validation and --validation-instances cannot both be given"),
+        ({"final_test": False}, "--no-final-test needs held-out images"),
         ({"validation_instances": 99}, "--validation-instances: count must be below the .* instances of animal"),
         ({"validation_instances": 1, "data": "mnist"}, "--validation-instances needs data with instances"),
         ({"jitter": "last", "standardise": "none"}, "--jitter last is for standardised images"),
         ({"scaling": 1.0}, "--scaling must be at least 0 and below 1, but it is 1.0"),
         ({"lr_tail": 0.0}, "--lr-tail must be above 0 and at most 1, but it is 0.0"),
-        ({"competition": "local"}, "--competition is for networks with EM routing, which linear is not"),
+        ({"competition": "local"}, "--competition is for networks of matrix capsules, which linear is not"),
+        ({"final_lambda": 1.0, "routing": "vb", "model": "tiny-capsnet"}, "--final-lambda is for --routing em"),
         ({"capsule_dropout": 1.0}, "--capsule-dropout must be at least 0 and below 1, but it is 1.0"),
         ({"final_lambda": 0.0}, "--final-lambda must be above 0, but it is 0.0"),
         ({"novel": "azimuth", "data": "mnist"}, "--novel azimuth needs data with views"),

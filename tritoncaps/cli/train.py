@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import Field, fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -71,7 +72,7 @@ def _numbers(result: Result) -> dict[str, Any]:
         "evaluated_on": result.evaluated_on,
         "accuracy": result.accuracy if result.evaluation else None,  # interrupted before the first evaluation
         "best_accuracy": result.best_accuracy,
-        "test_accuracy": None if result.reason == "interrupted" else result.test_accuracy,
+        "test_accuracy": None if math.isnan(result.test_accuracy) else result.test_accuracy,
         "seconds": round(result.seconds, 3),
         "images_per_second": round(result.images_per_second, 1),
     }
@@ -82,10 +83,9 @@ def _last_line(result: Result) -> str:
         return f"interrupted at step {result.step}: go on with `tritoncaps train --resume {result.folder}`"
     line = f"{result.reason}: {result.evaluated_on} accuracy {result.accuracy:.2%}"
     if result.evaluated_on == "validation":
-        line += (
-            f" (best {result.best_accuracy:.2%}), test accuracy {result.test_accuracy:.2%} "
-            "of the network with the best validation accuracy"
-        )
+        line += f" (best {result.best_accuracy:.2%})"
+        if not math.isnan(result.test_accuracy):
+            line += f", test accuracy {result.test_accuracy:.2%} of the network with the best validation accuracy"
     return f"{line}, {result.seconds:.0f} s of training; in {result.folder}"
 
 

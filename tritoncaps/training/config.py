@@ -40,6 +40,7 @@ class Config:
     validation_instances: int = _setting(
         0, "objects of each class to hold out with all their images, to choose on: they are new to the network"
     )
+    final_test: bool = _setting(True, "test the best network on the test images when a run with held-out images ends")
     standardise: str = _setting("auto", "images of mean 0 and variance 1", ("auto", "crop", "image", "none"))
     standardise_channels: bool = _setting(False, "standardise each channel (each eye) by itself")
     jitter: str = _setting(
@@ -54,8 +55,9 @@ class Config:
 
     model: str = _setting("matrix-capsnet-small", "network", NETWORKS, own=True)
     iterations: int = _setting(3, "routing iterations")
+    routing: str = _setting("em", "EM or variational Bayes routing of matrix capsules", ("em", "vb"))
     competition: str = _setting(
-        "global", "EM routing: all parents of a child compete for it, or the types at one position", COMPETITIONS
+        "global", "matrix capsules: all parents of a child compete for it, or the types at one position", COMPETITIONS
     )
     final_lambda: float | None = _setting(None, "EM routing: what the inverse temperature tends to [1]")
     capsule_norm: bool | None = _setting(None, "batch normalisation of capsules [only in tiny-capsnet]")
@@ -116,6 +118,8 @@ class Config:
             self._at_least(key, 0)
         if self.validation and self.validation_instances:
             raise ConfigError("--validation and --validation-instances cannot both be given")
+        if not self.final_test and not (self.validation or self.validation_instances):
+            raise ConfigError("--no-final-test needs held-out images: --validation or --validation-instances")
         if not 0 < self.lr_tail <= 1:
             raise ConfigError(f"--lr-tail must be above 0 and at most 1, but it is {self.lr_tail}")
         if not 0 <= self.capsule_dropout < 1:

@@ -50,7 +50,7 @@ class Result(NamedTuple):
 
     ``accuracy`` is that of the last weights on the held-out images if there are any, otherwise on the test images:
     ``evaluated_on`` says which. ``test_accuracy`` is on the test images; with held-out images, of the network that is
-    best on these. It is not a number for an interrupted run.
+    best on these. It is not a number for an interrupted run and for one without a final test.
     """
 
     reason: str
@@ -339,6 +339,8 @@ class Trainer:
         """At the end of a run. With held-out images, that of the best network, which the run's own then becomes."""
         if self.data.validation is None:
             return accuracy
+        if not self.config.final_test:
+            return float("nan")
         if self.world.is_main:
             best = self.folder / BEST
             kept = load_checkpoint(best)["network"] if best.exists() else _weights(self.average or self.network)
@@ -423,8 +425,8 @@ _COUNTERS = ("step", "seconds", "best", "evaluations_since_best", "evaluated")
 
 # what a run is; the other settings may change when it goes on
 _FIXED = (
-    *("data", "mono", "novel", "limit", "validation", "validation_instances", "model", "iterations", "competition"),
-    *("final_lambda", "capsule_norm", "loss", "batch_size", "seed"),
+    *("data", "mono", "novel", "limit", "validation", "validation_instances", "model", "iterations", "routing"),
+    *("competition", "final_lambda", "capsule_norm", "loss", "batch_size", "seed"),
 )
 
 

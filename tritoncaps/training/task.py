@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tritoncaps import EMRouting
+from tritoncaps import EMRouting, MixtureRouting, VBRouting
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
 from tritoncaps.data.pipeline import JITTERS, Jitter
 from tritoncaps.training.config import Config, ConfigError, flag
@@ -103,15 +103,27 @@ def build_network(config: Config, task: Task) -> nn.Module:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """What networks with EM routing take besides iterations and backend; others take nothing."""
+    """What networks of matrix capsules take besides iterations and backend; others take nothing."""
     if config.model not in EM_NETWORKS:
-        for name in ("competition", "final_lambda", "capsule_norm", "capsule_dropout", "primary_bias"):
+        for name in ("routing", "competition", "final_lambda", "capsule_norm", "capsule_dropout", "primary_bias"):
             if getattr(config, name) != getattr(Config, name):
-                raise ConfigError(f"{flag(name)} is for networks with EM routing, which {config.model} is not")
+                raise ConfigError(f"{flag(name)} is for networks of matrix capsules, which {config.model} is not")
         return {}
-    routing = EMRouting(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
     norm = {} if config.capsule_norm is None else {"norm": config.capsule_norm}
-    return {"routing": routing, "dropout": config.capsule_dropout, "primary_bias": config.primary_bias, **norm}
+    return {
+        "routing": _routing(config),
+        "dropout": config.capsule_dropout,
+        "primary_bias": config.primary_bias,
+        **norm,
+    }
+
+
+def _routing(config: Config) -> MixtureRouting:
+    if config.routing == "em":
+        return EMRouting(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
+    if config.final_lambda is not None:
+        raise ConfigError("--final-lambda is for --routing em")
+    return VBRouting(config.iterations, competition=config.competition)  # type: ignore[arg-type]
 
 
 def check_fits(network: nn.Module, made_for: Task, task: Task) -> None:
