@@ -34,6 +34,18 @@ def test_imports_are_found(tmp_path):
     assert list(imported(tmp_path / "x.py")) == ["tritoncaps.layers", "tritoncaps.reference"]
 
 
+def test_only_the_table_of_backends_knows_their_names():
+    """Elsewhere a backend is an object."""
+    files = [
+        p for folder in ("kernels", "tritoncaps/routing", "tritoncaps/_internal") for p in (ROOT / folder).rglob("*.py")
+    ]
+    files += [ROOT / "tritoncaps" / name for name in ("functional.py", "layers.py", "vector_layers.py", "reference.py")]
+    branches = re.compile(r"""\bif .*backend (==|!=|in|is) .*["'(]""")
+    found = [p for p in files if p.name != "backends.py" and branches.search(p.read_text())]
+    assert found == []
+    assert branches.search('if backend == "cpu":')
+
+
 def test_contributing_draws_the_library():
     """Every file and folder of tritoncaps/ stands in the tree, and nothing else does."""
     text = (ROOT / "CONTRIBUTING.md").read_text()

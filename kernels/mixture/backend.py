@@ -7,7 +7,7 @@ competing parents (one for each child location, or for each edge if the competit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from tritoncaps.kernels.common.backends import kernels
 from tritoncaps.kernels.common.numerics import wide_dtype
 from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.mixture.iteration import EMPasses, History
 
 
 class VoteSource(NamedTuple):
@@ -27,6 +28,11 @@ class VoteSource(NamedTuple):
     competition: str  # "global" or "local"
 
     @property
+    def parents(self) -> tuple[int, int, int]:
+        """N, P and C."""
+        return self.poses.shape[0], self.tables.children.shape[0], self.weight.shape[2]
+
+    @property
     def groups(self) -> int:
         """Groups of competing parents: child locations, or all pairs of a parent location and a slot."""
         return self.activations.shape[2] if self.competition == "global" else self.tables.children.numel()
@@ -35,6 +41,13 @@ class VoteSource(NamedTuple):
     def dtype(self) -> torch.dtype:
         """Of the arithmetic."""
         return wide_dtype(self.poses.dtype)
+
+
+def vote_source(
+    poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str
+) -> VoteSource:
+    """From the arguments of an operator: poses [N, B, L, 4, 4]. A negative activation is zero."""
+    return VoteSource(poses.flatten(3), activations.clamp(min=0), weight, Tables(*tables), competition)
 
 
 class Components(NamedTuple):
@@ -73,6 +86,26 @@ class MixtureBackend(Protocol):
 
     def empty_da(self, source: VoteSource) -> Tensor:
         """sum_j R_ij G_ij of every child in every group."""
+        ...
+
+    def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        """Poses [N, P, 16, C] and activations [N, P, C] that EM routing returns, in the dtype of the poses."""
+        ...
+
+    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
+        """Statistics [T, ...] and log_sums [T - 1, ...] that EM routing keeps for its backward pass."""
+        ...
+
+    def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
+        """These, with memory for slopes and da."""
+        ...
+
+    def em_passes(self, source: VoteSource) -> EMPasses:
+        """The passes of one call of EM routing."""
+        ...
+
+    def by_iteration(self, saved: Tensor) -> Sequence[Any]:
+        """Statistics or log_sums [T, ...]: what each iteration fills, as `em_passes` take it."""
         ...
 
     def moments(

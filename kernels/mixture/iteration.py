@@ -1,23 +1,5 @@
-"""EM routing that never stores a vote: the iteration, forward and backward, over a backend's three views.
+"""EM routing that never stores a vote: the iteration, forward and backward, over a backend's passes.
 
-A backend (`kernels.cpu`, `kernels.triton`) provides, under these names:
-
-    surroundings(tensor)                                      a context for every call
-    edges(poses, activations, weight, tables, competition)    packs the inputs of a call
-    statistics_shape(images, parents, types, dtype)           of what an M-step leaves behind
-    slopes_shape(images, parents, types, dtype)               of what its backward pass leaves behind
-    log_sums_shape(images, groups, types)                     of what an E-step leaves behind
-    da_shape(images, groups, types)                           of what its backward pass leaves behind
-    first_m_step(edges, fit, out)                             statistics of votes that are shared equally
-    em_step(edges, fit, before, log_sum, out)                 log_sum and statistics from the statistics before
-    outputs(edges, statistics)                                -> poses [N, P, 16, C], activations [N, P, C]
-
-    output_slopes(edges, fit, history, grad_poses, grad_activations)     slopes of the last M-step
-    slopes_before(edges, fit, history, t)                     da of iteration t and slopes of iteration t - 1
-    child_and_weight_gradient(edges, history, since, needs_children, needs_weight)     -> dL/dM, dL/da, dL/dW
-    beta_gradients(edges, history, since)                     -> dL/dbeta_u, dL/dbeta_a
-
-A backend may put off the work until `outputs` and `beta_gradients`, to do it all at once.
 Statistics and slopes belong to parents, log_sums and da to children, and each backend has its own layout of them.
 docs/backward.md derives the formulas.
 
@@ -28,7 +10,7 @@ Letters: N images, L child and P parent locations, B child and C parent types, G
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -49,29 +31,69 @@ class History(NamedTuple):
     With d = V - mean of iteration t - 1 (of 0, if t = 0), and e = d + shift about iteration t's own mean:
 
     R_ij  = exp(l_ij - log_sum_i)                 r_ij = R_ij a_i;  l is the log-likelihood of iteration t - 1
-    G_ij  = A_j + sum_h (B_jh + C_jh e_h) e_h     dL/dr_ij
+    G_ij  = offset_j + sum_h (linear_jh + quadratic_jh e_h) e_h     dL/dr_ij
     dl_ij = r_ij (G_ij - da_i)                    dL/dl_ij; zero if the assignments are constants
-    dV_ij = r_ij (B_j + 2 C_j e) - 2 dl_ij precision_j d
+    dV_ij = r_ij (linear_j + 2 quadratic_j e) - 2 dl_ij q_j d;  q = 1 / (2 variance) of iteration t - 1
 
     One polynomial in d would cancel where a mean moved by many standard deviations between two iterations.
     """
 
     statistics: Tensor  # [T, ...]
     log_sums: Tensor  # [T - 1, ...], of iterations 1, ..., T - 1; in iteration 0, R is uniform
-    slopes: Tensor  # [T, ...]: A, B, C and shift of every parent
+    slopes: Tensor  # [T, ...]: offset, linear, quadratic and shift of every parent
     da: Tensor  # [T - 1, ...]: sum_j R_ij G_ij of every child
 
 
-def forward(backend: Any, edges: Any, fits: Sequence[Fit], statistics: Tensor, log_sums: Tensor) -> None:
-    """Fill statistics [T, ...] and log_sums [T - 1, ...]."""
-    backend.first_m_step(edges, fits[0], statistics[0])
+class EMPasses(Protocol):
+    """The passes of EM routing over the votes of one call. A backend may put off the work until `finish`."""
+
+    def first_m_step(self, fit: Fit, out: Any) -> None:
+        """Statistics of votes that are shared equally."""
+        ...
+
+    def em_step(self, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
+        """log_sum and statistics from the statistics before."""
+        ...
+
+    def outputs(self, statistics: Any) -> tuple[Tensor, Tensor]:
+        """Poses [N, P, 16, C] and activations [N, P, C]."""
+        ...
+
+    def output_slopes(self, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+        """The slopes of the last M-step."""
+        ...
+
+    def slopes_before(self, fit: Fit, history: History, t: int) -> None:
+        """da of iteration t and the slopes of iteration t - 1."""
+        ...
+
+    def child_and_weight_gradient(
+        self, history: History, since: int, needs_children: bool, needs_weight: bool
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4]; None where not needed."""
+        ...
+
+    def finish(self) -> None:
+        """Everything that was asked for is in its tensor after this call."""
+        ...
+
+    def beta_gradients(self, history: History, since: int) -> tuple[Tensor, Tensor]:
+        """dL/dbeta_u and dL/dbeta_a, [C], of slopes that are finished."""
+        ...
+
+
+def forward(passes: EMPasses, fits: Sequence[Fit], statistics: Any, log_sums: Any) -> tuple[Tensor, Tensor]:
+    """Fill statistics [T, ...] and log_sums [T - 1, ...]; -> poses [N, P, 16, C] and activations [N, P, C]."""
+    passes.first_m_step(fits[0], statistics[0])
     for t in range(1, len(fits)):
-        backend.em_step(edges, fits[t], statistics[t - 1], log_sums[t - 1], statistics[t])
+        passes.em_step(fits[t], statistics[t - 1], log_sums[t - 1], statistics[t])
+    found = passes.outputs(statistics[-1])
+    passes.finish()
+    return found
 
 
 def backward(
-    backend: Any,
-    edges: Any,
+    passes: EMPasses,
     fits: Sequence[Fit],
     history: History,
     gradient: str,
@@ -83,8 +105,9 @@ def backward(
     """Gradients of poses, activations, weight (None where not needed), beta_u and beta_a."""
     last = len(fits) - 1
     since = 0 if gradient == "all" else last  # the first iteration that gradients reach; its assignments are constants
-    backend.output_slopes(edges, fits[last], history, grad_poses, grad_activations)
+    passes.output_slopes(fits[last], history, grad_poses, grad_activations)
     for t in range(last, since, -1):
-        backend.slopes_before(edges, fits[t - 1], history, t)
-    grads = backend.child_and_weight_gradient(edges, history, since, needs_children, needs_weight)
-    return *grads, *backend.beta_gradients(edges, history, since)
+        passes.slopes_before(fits[t - 1], history, t)
+    grads = passes.child_and_weight_gradient(history, since, needs_children, needs_weight)
+    passes.finish()
+    return *grads, *passes.beta_gradients(history, since)

@@ -20,15 +20,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.operators import fake, operator, surrounded
-from tritoncaps.kernels.common.tables import Tables
-from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource, backend_of
-
-
-def _source(
-    poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str
-) -> VoteSource:
-    """A negative activation is zero."""
-    return VoteSource(poses.flatten(3), activations.clamp(min=0), weight, Tables(*tables), competition)
+from tritoncaps.kernels.mixture.backend import Components, Slopes, backend_of, vote_source
 
 
 @operator
@@ -50,14 +42,14 @@ def mixture_moments(
     -> support [N, P, C], mean and variance [N, P, 16, C], and the log_sum of every child; empty for equal shares.
     """
     before = Components(*components) if components else None
-    source = _source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition)
     return backend_of(backend).moments(source, before, scatter_floor)
 
 
 @fake(mixture_moments)
 def _(poses, activations, weight, components, tables, competition, scatter_floor, backend):
     kernels = backend_of(backend)
-    source = _source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition)
     support, mean = kernels.empty_parents(source)
     log_sum = kernels.empty_log_sum(source) if components else support.new_empty(0)
     return support, mean, torch.empty_like(mean), log_sum
@@ -78,14 +70,14 @@ def mixture_component_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of mean, precision [N, P, 16, C] and log_weight [N, P, C] of the components that an iteration's
     assignments follow from, given the slopes of that iteration; and its da, sum_j R_ij G_ij of every child."""
-    source = _source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition)
     return backend_of(backend).component_gradients(source, Components(*components), log_sum, Slopes(*slopes))
 
 
 @fake(mixture_component_gradients)
 def _(poses, activations, weight, components, log_sum, slopes, tables, competition, backend):
     kernels = backend_of(backend)
-    source = _source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition)
     log_weight, mean = kernels.empty_parents(source)
     return mean, torch.empty_like(mean), log_weight, kernels.empty_da(source)
 
@@ -114,7 +106,7 @@ def mixture_gradients(
     With T slopes, T - 1 components and T - 1 da: the first iteration has equal shares, gradients flow through all.
     With 1 of slopes, 1 of components and no da: the last iteration, its assignments are constants.
     """
-    source = _source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition)
     grads = backend_of(backend).gradients(
         source,
         [Components(*components[i : i + 3]) for i in range(0, len(components), 3)],
@@ -149,7 +141,7 @@ def _(
     backend,
 ):
     kernels = backend_of(backend)
-    source = _source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition)
     grad_poses, grad_activations = kernels.empty_child_gradients(source)
     return (
         grad_poses if needs_children else poses.new_empty(0),

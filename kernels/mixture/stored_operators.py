@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from tritoncaps.kernels.common.backends import kernels
@@ -34,7 +33,7 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor], 
 @fake(pose_votes_forward)
 def _(poses, weight, tables, backend):
     P, S = Tables(*tables).children.shape
-    return _empty_votes(poses, (poses.shape[0], P, S, *weight.shape[1:3], poses.shape[3]), backend)
+    return _kernels(backend).empty_votes(poses, (poses.shape[0], P, S, *weight.shape[1:3], poses.shape[3]))
 
 
 @operator
@@ -83,7 +82,7 @@ def coordinate_addition(votes: Tensor, tables: Sequence[Tensor], backend: str) -
 
 @fake(coordinate_addition)
 def _(votes, tables, backend):
-    return _empty_votes(votes, votes.shape, backend)
+    return _kernels(backend).empty_votes(votes, votes.shape)
 
 
 class CoordinateAddition(torch.autograd.Function):
@@ -180,7 +179,7 @@ def _(
     mean_data,
     backend,
 ):
-    return _empty_votes(votes, votes.shape, backend), *map(_like, (assignments, activations, beta_u, beta_u))
+    return _kernels(backend).empty_votes(votes, votes.shape), *map(_like, (assignments, activations, beta_u, beta_u))
 
 
 class MStep(torch.autograd.Function):
@@ -250,7 +249,7 @@ def e_step_backward(
 
 @fake(e_step_backward)
 def _(grad_assignments, votes, mean, variance, logit, assignments, tables, competition, backend):
-    return _empty_votes(votes, votes.shape, backend), *map(_like, (mean, variance, logit))
+    return _kernels(backend).empty_votes(votes, votes.shape), *map(_like, (mean, variance, logit))
 
 
 class EStep(torch.autograd.Function):
@@ -283,11 +282,3 @@ def _as(x: Tensor, given: Tensor) -> Tensor:
 
 def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _empty_votes(x: Tensor, shape: Sequence[int], backend: str) -> Tensor:
-    """Votes of this shape and x's dtype, as the backend's kernels lay them out."""
-    *edges, types, entries = shape
-    if backend == "cpu":
-        return x.new_empty(*edges, types, entries)
-    return rearrange(x.new_empty(*edges, entries, types), "... h c -> ... c h")

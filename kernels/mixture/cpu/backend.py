@@ -1,4 +1,7 @@
-"""The CPU backend of mixture routings: `kernels.mixture.backend.MixtureBackend` on the views."""
+"""The CPU backend of mixture routings: `kernels.mixture.backend.MixtureBackend` on the views.
+
+Every call plans its kernels and runs them all at once.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from tritoncaps.kernels.mixture.cpu.layout import (
     Call,
     Moment,
     Number,
+    Slope,
+    by_iteration,
     da_shape,
     edges,
     log_sums_shape,
@@ -33,15 +38,23 @@ from tritoncaps.kernels.mixture.cpu.layout import (
     statistics_shape,
     vectors,
 )
-from tritoncaps.kernels.mixture.cpu.parent_view import add_component_gradients, add_moments_of, add_to_parents
-from tritoncaps.kernels.mixture.iteration import History
+from tritoncaps.kernels.mixture.cpu.parent_view import (
+    add_component_gradients,
+    add_m_step,
+    add_moments_of,
+    add_output_slopes,
+    add_outputs,
+    add_slopes_before,
+    add_to_parents,
+)
+from tritoncaps.kernels.mixture.iteration import Fit, History
 
 
 class CPUMixture:
-    """Every method plans its kernels and runs them all at once."""
+    """`BACKEND` is the only one."""
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
-        N, P, C = _parents(source)
+        N, P, C = source.parents
         numbers = source.poses.new_empty(N, P, C, dtype=source.dtype)
         return numbers, source.poses.new_empty(N, P, POSE, C, dtype=source.dtype)
 
@@ -56,6 +69,29 @@ class CPUMixture:
     def empty_da(self, source: VoteSource) -> Tensor:
         images, types, _ = source.activations.shape
         return source.poses.new_empty(da_shape(images, source.groups, types), dtype=source.dtype)
+
+    def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        return _empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
+
+    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
+        images, types, _ = source.activations.shape
+        of_parents = statistics_shape(*source.parents, source.dtype)
+        of_children = log_sums_shape(images, source.groups, types)
+        statistics = source.poses.new_empty(iterations, *of_parents, dtype=source.dtype)
+        return statistics, statistics.new_empty(max(iterations - 1, 0), *of_children)
+
+    def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
+        images, types, _ = source.activations.shape
+        slopes = statistics.new_empty(len(statistics), *slopes_shape(*source.parents, source.dtype))
+        da = statistics.new_empty(len(log_sums), *da_shape(images, source.groups, types))
+        return History(statistics, log_sums, slopes, da)
+
+    def em_passes(self, source: VoteSource) -> CPUPasses:
+        return CPUPasses(pack(source))
+
+    def by_iteration(self, saved: Tensor) -> Any:
+        """A row of an array costs less than an item of a tensor."""
+        return by_iteration(saved)
 
     def moments(
         self, source: VoteSource, before: Components | None, scatter_floor: float
@@ -116,7 +152,54 @@ class CPUMixture:
         return grads
 
 
+class CPUPasses:
+    """`kernels.mixture.iteration.EMPasses`: plans kernels, which `finish` runs."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def first_m_step(self, fit: Fit, out: Any) -> None:
+        add_m_step(self.call, fit, None, out[:0], out)
+
+    def em_step(self, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
+        add_m_step(self.call, fit, before, log_sum, out)
+
+    def outputs(self, statistics: Any) -> tuple[Tensor, Tensor]:
+        e = self.call.edges
+        poses, activations = _empty_outputs(e.images, e.parents_count, e.parent_types, self.call.dtype)
+        add_outputs(self.call, poses, activations, statistics)
+        return poses, activations
+
+    def output_slopes(self, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+        add_output_slopes(self.call, fit, history, grad_poses, grad_activations)
+
+    def slopes_before(self, fit: Fit, history: History, t: int) -> None:
+        add_slopes_before(self.call, fit, history, t)
+
+    def child_and_weight_gradient(
+        self, history: History, since: int, needs_children: bool, needs_weight: bool
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return child_and_weight_gradient(self.call, history, since, needs_children, needs_weight)
+
+    def finish(self) -> None:
+        self.call.plan.run()
+
+    def beta_gradients(self, history: History, since: int) -> tuple[Tensor, Tensor]:
+        rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
+        beta_u, beta_a = rows.transpose(0, 1).flatten(1)[:, : self.call.edges.parent_types]
+        return beta_u.clone(), beta_a.clone()  # an operator's outputs share no memory
+
+
 BACKEND = CPUMixture()
+
+
+def _empty_outputs(
+    N: int, P: int, C: int, dtype: torch.dtype, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations. They are no views:
+    a view that an operator returns cannot be changed in place."""
+    poses = torch.empty_permuted((N, P, POSE, C), (0, 3, 1, 2), dtype=dtype, device=device)
+    return poses, torch.empty_permuted((N, P, C), (0, 2, 1), dtype=dtype, device=device)
 
 
 class _Packed:
@@ -160,18 +243,13 @@ def _pack_slopes(
 
 def _rows(name: str, source: VoteSource, shape: Any, iterations: int | None = None) -> Tensor:
     """Memory for rows of all parents, and of so many iterations."""
-    of_parents = shape(*_parents(source), source.dtype)
+    of_parents = shape(*source.parents, source.dtype)
     return scratch(name, of_parents if iterations is None else (iterations, *of_parents), source.dtype)
 
 
 def _moments_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
     lanes, blocks = vectors(types, dtype)
     return images, parents, blocks, Moment.ROWS, lanes
-
-
-def _parents(source: VoteSource) -> tuple[int, int, int]:
-    """N, P and C."""
-    return source.poses.shape[0], source.tables.children.shape[0], source.weight.shape[2]
 
 
 def _stacked(tensors: Sequence[Tensor], source: VoteSource) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.cpu.arrays import array, scratch_array
@@ -67,15 +66,15 @@ CHILD, NUMBERS = Edge.CHILD, Edge.NUMBERS
 UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 
 
-def first_m_step(call: Call, fit: Fit, out: Any) -> None:
-    """Statistics [N, P, blocks, 36, lanes] of votes that are shared equally."""
-    add_to_parents(call, _centres_kernel, out)
-    _statistics(call, UNIFORM, out, out, out, out[:0], betas(call, fit), numbers(call, fit))
-
-
-def em_step(call: Call, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
-    """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G] from the statistics before."""
-    _statistics(call, ASSIGNMENT, before, before, out, log_sum, betas(call, fit), numbers(call, fit))
+def add_m_step(call: Call, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
+    """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G] from the statistics before; with None before, of
+    votes that are shared equally."""
+    of_fit = betas(call, fit), numbers(call, fit)
+    if before is None:
+        add_to_parents(call, _centres_kernel, out)
+        _statistics(call, UNIFORM, out, out, out, log_sum, *of_fit)
+    else:
+        _statistics(call, ASSIGNMENT, before, before, out, log_sum, *of_fit)
 
 
 def _statistics(
@@ -114,7 +113,7 @@ def add_component_gradients(call: Call, before: Any, slopes: Any, log_sum: Any, 
         call.plan.add(_total_kernel, chunks, edges, first, images, chunks, ranges, out, moments)
 
 
-def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
+def add_slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
     """da [N, B, G] of iteration t, and the slopes [N, P, blocks, 67, lanes] of iteration t - 1."""
     edges, known = call.edges, arrays(call, history)
     statistics, before, slopes = known.statistics[t - 1], known.statistics[max(t - 2, 0)], known.slopes[t - 1]
@@ -128,19 +127,13 @@ def slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
         call.plan.add(_slopes_kernel, chunks, edges, first, images, chunks, ranges, *given)
 
 
-def outputs(call: Call, statistics: Any) -> tuple[Tensor, Tensor]:
-    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations."""
-    sizes = call.edges.images, call.edges.parents_count, call.edges.parent_types
-    # not views: a view that an operator returns cannot be changed in place
-    poses = torch.empty_permuted((*sizes[:2], 16, sizes[2]), (0, 3, 1, 2), dtype=call.dtype)
-    activations = torch.empty_permuted(sizes, (0, 2, 1), dtype=call.dtype)
+def add_outputs(call: Call, poses: Tensor, activations: Tensor, statistics: Any) -> None:
+    """Poses [N, P, 16, C] and activations [N, P, C] of the last statistics; types are slower than locations."""
     given = array(poses.permute(0, 3, 1, 2)), array(activations.transpose(1, 2))
     add_to_parents(call, _outputs_kernel, *given, statistics)
-    call.plan.run()
-    return poses, activations
 
 
-def output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+def add_output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
     """Slopes [N, P, blocks, 67, lanes] of the last M-step, from gradients [N, P, 16, C] and [N, P, C]."""
     known = arrays(call, history)
     grads = array(grad_poses.permute(0, 3, 1, 2)), array(grad_activations.transpose(1, 2))
@@ -148,14 +141,6 @@ def output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor, gr
     add_to_parents(
         call, _output_slopes_kernel, known.slopes[-1], *grads, *statistics, betas(call, fit), numbers(call, fit)
     )
-
-
-def beta_gradients(call: Call, history: History, since: int) -> tuple[Tensor, Tensor]:
-    """dL/dbeta_u and dL/dbeta_a, [C]."""
-    call.plan.run()
-    rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
-    beta_u, beta_a = rows.transpose(0, 1).flatten(1)[:, : call.edges.parent_types]
-    return beta_u.clone(), beta_a.clone()  # an operator's outputs share no memory
 
 
 def _waves(call: Call) -> list[tuple[int, int, int, Any]]:

@@ -10,6 +10,7 @@ second time from a cache. A task owns a parent location of an image, with all it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,11 @@ class Edges(NamedTuple):
     entries: int  # H
     groups: int  # G: child locations; if competition is local, edges
     degree: int  # the most edges that a group has
+
+
+def empty_votes(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Votes of this shape, in the dtype of ``like``."""
+    return like.new_empty(shape)
 
 
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:

@@ -1,4 +1,4 @@
-"""The passes over votes of a mixture routing with any fit, on the three views."""
+"""The Triton backend of mixture routings: `kernels.mixture.backend.MixtureBackend` on the three views."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
-from tritoncaps.kernels.mixture.triton import em_routing, parents
-from tritoncaps.kernels.mixture.triton.launch import Edges
+from tritoncaps.kernels.mixture.iteration import History
+from tritoncaps.kernels.mixture.triton import parents
+from tritoncaps.kernels.mixture.triton.em_routing import TritonPasses
+from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, make_edges
+from tritoncaps.kernels.mixture.triton.rows import TYPES, slopes_rows, statistics_rows, type_blocks
 from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_assignment_gradient,
@@ -22,10 +25,10 @@ from tritoncaps.kernels.mixture.triton.views import (
 
 
 class TritonMixture:
-    """`kernels.mixture.backend.MixtureBackend` for CUDA, ROCm and Triton's interpreter. Types are fastest in memory."""
+    """For CUDA, ROCm and Triton's interpreter. Types are fastest in memory."""
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
-        N, P, C = len(source.poses), len(source.tables.children), source.weight.shape[2]
+        N, P, C = source.parents
         return _empty(source, N, P, C), _empty(source, N, P, ENTRIES, C)
 
     def empty_child_gradients(self, source: VoteSource) -> tuple[Tensor, Tensor]:
@@ -39,6 +42,25 @@ class TritonMixture:
 
     def empty_da(self, source: VoteSource) -> Tensor:
         return self.empty_log_sum(source)
+
+    def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
+        N, P, C = source.parents
+        return source.poses.new_empty(N, P, ENTRIES, C), source.poses.new_empty(N, P, C)
+
+    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
+        N, B, _ = source.activations.shape
+        statistics = _empty(source, iterations, *_statistics_shape(*source.parents))
+        return statistics, _empty(source, max(iterations - 1, 0), N, source.groups, B)
+
+    def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
+        slopes = _empty(source, len(statistics), *_slopes_shape(*source.parents))
+        return History(statistics, log_sums, slopes, torch.empty_like(log_sums))
+
+    def em_passes(self, source: VoteSource) -> TritonPasses:
+        return TritonPasses(_edges(source))
+
+    def by_iteration(self, saved: Tensor) -> Tensor:
+        return saved
 
     def moments(
         self, source: VoteSource, before: Components | None, scatter_floor: float
@@ -96,8 +118,30 @@ class TritonMixture:
         )
 
 
+BACKEND = TritonMixture()
+
+
 def _edges(source: VoteSource) -> Edges:
-    return em_routing.edges(source.poses, source.activations, source.weight, source.tables, source.competition)
+    """The inputs as kernels read them."""
+    poses, activations, weight, tables, competition = source
+    return make_edges(
+        tables,
+        competition,
+        arithmetic(poses, activations, weight),
+        (poses.shape[0], *weight.shape[1:3]),
+        poses.transpose(1, 2).contiguous(),
+        weight,
+        None,
+        activations.transpose(1, 2).contiguous(),
+    )
+
+
+def _statistics_shape(images: int, locations: int, types: int) -> tuple[int, ...]:
+    return images, locations, type_blocks(types), statistics_rows(ENTRIES), TYPES.value
+
+
+def _slopes_shape(images: int, locations: int, types: int) -> tuple[int, ...]:
+    return images, locations, type_blocks(types), slopes_rows(ENTRIES), TYPES.value
 
 
 def _empty(source: VoteSource, *shape: int) -> Tensor:
@@ -107,9 +151,7 @@ def _empty(source: VoteSource, *shape: int) -> Tensor:
 def _statistics(components: Sequence[Components]) -> Tensor:
     """The rows [T, ...] that views read."""
     N, P, _, C = components[0].mean.shape
-    rows = components[0].mean.new_empty(
-        len(components), *em_routing.statistics_shape(N, P, C, components[0].mean.dtype)
-    )
+    rows = components[0].mean.new_empty(len(components), *_statistics_shape(N, P, C))
     for row, given in zip(rows, components, strict=True):
         parents.components(given.mean, given.precision, given.log_weight, row)
     return rows
@@ -118,7 +160,7 @@ def _statistics(components: Sequence[Components]) -> Tensor:
 def _slopes(slopes: Sequence[Slopes]) -> Tensor:
     """The rows [T, ...] that views read."""
     N, P, _, C = slopes[0].centre.shape
-    rows = slopes[0].centre.new_empty(len(slopes), *em_routing.slopes_shape(N, P, C, slopes[0].centre.dtype))
+    rows = slopes[0].centre.new_empty(len(slopes), *_slopes_shape(N, P, C))
     for row, given in zip(rows, slopes, strict=True):
         parents.given_slopes(*given, row)
     return rows

@@ -48,7 +48,7 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
     """V_ij = M_i W_ij: poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
     edges = _pose_edges(poses, weight, tables)
     N, P, S, B, C = (edges.sizes[name] for name in "NPSBC")
-    votes = _empty_votes(poses, (N, P, S, B, C, ENTRIES))
+    votes = empty_votes(poses, (N, P, S, B, C, ENTRIES))
     _each_edge(edges, edge_view.pose_votes_kernel, p_out=votes.transpose(4, 5))
     return votes
 
@@ -64,7 +64,7 @@ def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, table
 def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
     """Votes [N, P, S, B, C, 16] plus the map's offset of each slot, in the right-hand column."""
     edges = _edges(votes, None, tables, "global")
-    out, offset = _empty_votes(votes, votes.shape), tables.offset.to(edges.dtype)
+    out, offset = empty_votes(votes, votes.shape), tables.offset.to(edges.dtype)
     _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=offset, p_out=out.transpose(4, 5))
     return out
 
@@ -221,7 +221,7 @@ def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | No
     return out
 
 
-def _empty_votes(x: Tensor, shape: Sequence[int]) -> Tensor:
+def empty_votes(x: Tensor, shape: Sequence[int]) -> Tensor:
     """[N, P, S, B, C, H] with types fastest in memory, but no view: a user may change a result in place."""
     return torch.empty_permuted(tuple(shape), (0, 1, 2, 3, 5, 4), dtype=x.dtype, device=x.device)
 
