@@ -1,13 +1,17 @@
 """The command line: results, JSON, exit codes, and errors on one line."""
 
 import json
+import re
+from functools import partial
 
 import numpy as np
 import official_files as official
 import pytest
+import torch
 from PIL import Image
 
-from tritoncaps.cli import main
+from tritoncaps import functional
+from tritoncaps.cli import gpu_report, main
 
 COMMANDS = ("train", "evaluate", "predict", "data", "info", "bench", "doctor")
 
@@ -249,6 +253,37 @@ def test_doctor(capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["devices"][0] | {"name": ""} == {"device": "cpu", "name": "", "backend": "cpu"}
     assert report["self-test"][0]["passed"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_gpu_report(broken, tmp_path, monkeypatch, capsys):
+    """On the CPU's kernels; a part that fails is a line, and the others go on."""
+    if broken:
+        monkeypatch.setattr(functional, "e_step", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(gpu_report, "_first_call", lambda *_: 1 / 0)
+        monkeypatch.setattr(gpu_report, "VectorCaps", lambda *_, **__: torch.nn.Linear(7, 7))
+    monkeypatch.setattr(gpu_report, "ROUNDS", 1)
+    monkeypatch.setattr(gpu_report, "write_report", partial(gpu_report.write_report, examples=1, images=2, types=2))
+    report = tmp_path / "report.txt"
+    assert main(["doctor", "--gpu-report", str(report), "--device", "cpu"]) == int(broken)
+    text = report.read_text()
+    assert "passed  EM routing equals_the_reference" in text
+    assert re.search(r"MatrixCapsNet.small, 2 images +\d+\.\d+ +\d+\.\d+\n", text)
+    assert ("FAILED  stored votes e_step" in text) == broken
+    assert text.count("ZeroDivisionError: division by zero") == 2 * broken
+    assert ("mat1 and mat2 shapes" in text) == broken
+    assert ("every check passed" in capsys.readouterr().out) != broken
+
+
+def test_gpu_report_needs_its_device(capsys, tmp_path):
+    assert main(["doctor", "--gpu-report", str(tmp_path / "x"), "--device", "cuda:7"]) == 1
+    assert "--device cuda:7 is not there: torch finds no GPU" in capsys.readouterr().err
+
+
+def test_tensors_keep_their_strides_on_the_way_to_a_gpu():
+    x = torch.randn(3, 4, 5).transpose(0, 2)
+    assert gpu_report._moved(x, x.device).stride() == x.stride()
+    assert gpu_report._moved(x[:1].expand(3, 4, 3), x.device).stride(0) == 0
 
 
 def test_bench_lists_benchmarks(capsys):

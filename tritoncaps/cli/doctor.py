@@ -3,6 +3,7 @@
 examples:
   tritoncaps doctor
   tritoncaps doctor --json
+  tritoncaps doctor --gpu-report report.txt   check and time every kernel on the GPU; attach the file to a report
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ import torch
 import tritoncaps
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, kernels
 from tritoncaps.data import data_folder
+from tritoncaps.extras import require
 from tritoncaps.kernels.common import backends
+from tritoncaps.training.config import ConfigError
 
 PACKAGES = ("torch", "triton", "numba", "einops", "numpy", "tqdm", "matplotlib", "pillow", "tensorboard")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--gpu-report", metavar="FILE", help="check and time every kernel on the GPU, in minutes")
+    parser.add_argument("--device", help="of that report [the first GPU; without one, the CPU]")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.gpu_report:
+        return _gpu_report(Path(args.gpu_report), args.device)
     report: dict[str, Any] = {
         "tritoncaps": tritoncaps.__version__,
         "python": platform.python_version(),
@@ -46,6 +53,18 @@ def run(args: argparse.Namespace) -> int:
     failed = [test for test in report["self-test"] if not test["passed"]]
     print(json.dumps(report) if args.json else _text(report))
     return 1 if failed else 0
+
+
+def _gpu_report(path: Path, name: str | None) -> int:
+    require("hypothesis", "doctor --gpu-report", "testing")
+    from tritoncaps.cli.gpu_report import write_report
+
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name} is not there: torch finds no GPU")
+    passed = write_report(path, device, _backend(device), {name: _version(name) for name in PACKAGES})
+    print(f"{path}: " + ("every check passed" if passed else "some checks FAILED, the file says which"))
+    return 0 if passed else 1
 
 
 def _devices() -> list[tuple[torch.device, str]]:

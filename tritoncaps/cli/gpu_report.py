@@ -1,0 +1,234 @@
+"""`tritoncaps doctor --gpu-report FILE`: what works on a device and how fast, as one text to attach to a bug report.
+
+Every part runs whatever the others do: a part that fails is a line of the report.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tritoncaps
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, Gaussians, RoutingMap, VBRouting, VectorCaps, functional
+from tritoncaps.data.files import write_atomically
+from tritoncaps.models import MatrixCapsNet
+from tritoncaps.waiting import waiting
+
+ROUNDS = 20  # of which the least time counts
+LAST_LINES = 12  # of a traceback
+
+
+def write_report(path: Path, device: torch.device, backend: str, versions: dict[str, str | None], **sizes: int) -> bool:
+    """Write the report. Did every check pass?"""
+    lines = [f"tritoncaps {tritoncaps.__version__} on {device}, backend {backend}", *_machine(device, versions), ""]
+    lines += ["first call", *_guarded(partial(_first_call, device, backend)), ""]
+    found = list(waiting("checking", _checked(device, backend, sizes.get("examples", 25)), _count()))
+    failed = [name for name, text in found if text]
+    lines += [f"checks against the reference in float64: {len(found) - len(failed)} of {len(found)} passed"]
+    lines += [f"  {'FAILED' if text else 'passed'}  {name}" for name, text in found] + [""]
+    for name, text in found:
+        lines += [f"--- {name}", text, ""] if text else []
+    lines += [
+        f"times: the least of {ROUNDS} rounds, TF32 off",
+        "  what                                    forward ms    step ms",
+    ]
+    for case in waiting("measuring", _timed(device, backend, sizes.get("images", 64), sizes.get("types", 32)), 6):
+        lines += case
+    write_atomically(path, lambda file: file.write(("\n".join(lines) + "\n").encode()))
+    return not failed
+
+
+def _machine(device: torch.device, versions: dict[str, str | None]) -> Iterator[str]:
+    yield f"Python {platform.python_version()}, {platform.platform()}"
+    yield ", ".join(f"{name} {version or 'is not installed'}" for name, version in versions.items())
+    if device.type == "cuda":
+        p = torch.cuda.get_device_properties(device)
+        yield f"{p.name}, {p.multi_processor_count} multiprocessors, {p.total_memory / 2**30:.1f} GiB"
+        yield f"CUDA {torch.version.cuda}, ROCm {torch.version.hip}, driver of {torch.cuda.device_count()} devices"
+    yield f"Triton's cache: {os.environ.get('TRITON_CACHE_DIR') or '~/.triton/cache'}"
+
+
+def _guarded(part: Callable[[], Iterator[str]]) -> list[str]:
+    """The lines of a part, or its error."""
+    try:
+        return list(part())
+    except Exception:
+        return [_error()]
+
+
+def _error() -> str:
+    """The last lines of the traceback at hand."""
+    return "\n".join(f"    {line}" for line in traceback.format_exc().splitlines()[-LAST_LINES:])
+
+
+def _first_call(device: torch.device, backend: str) -> Iterator[str]:
+    """The first training step of a network, which compiles its kernels unless Triton has them on disk."""
+    network = MatrixCapsNet.small(2, 5, backend=backend).to(device)
+    images, labels = torch.randn(2, 2, 32, 32, device=device), torch.arange(2, device=device)
+    for which in ("first", "second"):
+        _synchronize(device)
+        start = time.perf_counter()
+        functional.spread_loss(network(images).activations, labels, 0.5).backward()
+        _synchronize(device)
+        yield f"  {which} training step of MatrixCapsNet.small: {time.perf_counter() - start:.2f} s"
+
+
+def _checks(device: torch.device, backend: str, examples: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The properties that `tritoncaps.testing` asks of kernels, and the operations on stored votes."""
+    from tritoncaps import testing
+
+    on_device = partial(_route_there, testing.route_on(backend), device)
+    verify = partial(testing.verify, examples=examples, small=backend == "triton" and device.type == "cpu")
+    for check in (*testing.EM_ROUTING_CHECKS, *testing.KERNEL_CHECKS):
+        yield f"EM routing {check.__name__}", partial(verify, check, on_device)
+    with_vb = partial(testing.problems, routings=testing.vb_routings())
+    for check in testing.MIXTURE_CHECKS:
+        yield f"any fit (VBRouting) {check.__name__}", partial(verify, check, on_device, strategy=with_vb)
+    on_device = partial(_route_there, partial(functional.dynamic_routing, backend=backend), device)
+    for vector_check in (*testing.VECTOR_CHECKS, *testing.VECTOR_KERNEL_CHECKS):
+        given = partial(verify, vector_check, on_device, strategy=testing.vector_problems)
+        yield f"dynamic routing {vector_check.__name__}", given
+    for name in ("pose_votes", "coordinate_addition", "m_step", "e_step"):
+        yield f"stored votes {name}", partial(_compare_stored, name, device, backend)
+
+
+def _count() -> int:
+    return sum(1 for _ in _checks(torch.device("cpu"), "reference", 1))
+
+
+def _checked(device: torch.device, backend: str, examples: int) -> Iterator[tuple[str, str]]:
+    """The name of each check, and the error if it failed."""
+    for name, check in _checks(device, backend, examples):
+        try:
+            check()
+            yield name, ""
+        except Exception:
+            yield name, _error()
+
+
+def _route_there(route: Callable[..., Any], device: torch.device, *tensors: Tensor, **options: Any) -> Any:
+    """A route on the device, from CPU tensors to CPU tensors."""
+    options = {name: _moved(x, device) if isinstance(x, Tensor) else x for name, x in options.items()}
+    found = route(*(_moved(x, device) for x in tensors), **options)
+    return found.cpu() if isinstance(found, Tensor) else Capsules(*(x.cpu() for x in found))
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    """On the device, with the same strides."""
+    if x.ndim and len(x) > 1 and x.stride(0) == 0:
+        return x[:1].to(device).expand(x.shape)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device).copy_(x)
+
+
+def _compare_stored(name: str, device: torch.device, backend: str) -> None:
+    """Values and gradients of an operation on stored votes, in float64, by the device and by the reference."""
+    from tritoncaps.testing import assert_close
+
+    found, expected = (_stored(name, *where) for where in ((device, backend), (torch.device("cpu"), "reference")))
+    for i, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert_close(f"result {i}", mine.cpu(), theirs)
+
+
+def _stored(name: str, device: torch.device, backend: str) -> list[Tensor]:
+    routing_map, generator = RoutingMap.conv((3, 4), 3, stride=2, padding=1), torch.Generator().manual_seed(0)
+    edges = (2, routing_map.num_parents, routing_map.num_slots, 3, 5)
+    parents, children = (2, 5, *routing_map.out_size), (2, 3, *routing_map.in_size)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+
+    options: dict[str, Any] = {"routing_map": routing_map, "backend": backend}
+    calls: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+        "pose_votes": (
+            partial(functional.pose_votes, **options),
+            [normal(*children, 4, 4), normal(routing_map.num_weights, 3, 5, 4, 4)],
+        ),
+        "coordinate_addition": (partial(functional.coordinate_addition, **options), [normal(*edges, 4, 4)]),
+        "m_step": (
+            lambda v, r, a, *betas: functional.m_step(
+                v, r.sigmoid(), a.sigmoid(), *betas, inverse_temperature=0.3, **options
+            ),
+            [normal(*edges, 4, 4), normal(*edges), normal(*children), normal(5), normal(5)],
+        ),
+        "e_step": (
+            lambda v, m, s, a: functional.e_step(v, Gaussians(m, s.exp(), a), **options),
+            [normal(*edges, 4, 4), normal(*parents, 4, 4), normal(*parents, 4, 4), normal(*parents)],
+        ),
+    }
+    call, inputs = calls[name]
+    outputs = call(*inputs)
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    total = torch.stack([(x * torch.cos(3 * x.detach())).sum() for x in outputs]).sum()
+    return [*outputs, *torch.autograd.grad(total, inputs, materialize_grads=True)]
+
+
+def _timed(device: torch.device, backend: str, images: int, types: int) -> Iterator[list[str]]:
+    """A line for each case, or its error."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    wide = (images, types, 14, 14)
+    capsules = Capsules(torch.randn(*wide, 4, 4), torch.rand(wide))
+    vectors = torch.randn(images, 36 * types, 8)
+    features, pictures = torch.randn(images, 17 * types, 14, 14), torch.randn(images, 2, 32, 32)
+    cases: dict[str, tuple[nn.Module, Any]] = {
+        f"ConvCaps2d {types} to {types}, EM": (ConvCaps2d(types, types, 3, stride=2, backend=backend), capsules),
+        f"ConvCaps2d {types} to {types}, VB": (
+            ConvCaps2d(types, types, 3, stride=2, routing=VBRouting(), backend=backend),
+            capsules,
+        ),
+        f"ClassCaps {types} to 5, EM": (ClassCaps(types, 5, backend=backend), capsules),
+        f"VectorCaps {36 * types} to 10": (VectorCaps(36 * types, 8, 10, 16, backend=backend), vectors),
+        f"nn.Conv2d of {17 * types} channels": (nn.Conv2d(17 * types, 17 * types, 3, stride=2), features),
+        "MatrixCapsNet.small": (MatrixCapsNet.small(2, 5, backend=backend), pictures),
+    }
+    for name, (module, given) in cases.items():
+        yield _guarded(partial(_time, f"{name}, {images} images", module, given, device))
+
+
+def _time(name: str, module: nn.Module, given: Any, device: torch.device) -> Iterator[str]:
+    module = module.to(device)
+    inputs = Capsules(*(x.to(device) for x in given)) if isinstance(given, Capsules) else given.to(device)
+
+    def forward() -> None:
+        with torch.no_grad():
+            module(inputs)
+
+    def step() -> None:
+        outputs = module(inputs)
+        total = outputs.sum() if isinstance(outputs, Tensor) else outputs[0].sum() + outputs[1].sum()
+        total.backward()
+
+    yield f"  {name:40} {_least_ms(forward, device):9.3f}  {_least_ms(step, device):9.3f}"
+
+
+def _least_ms(call: Callable[[], None], device: torch.device) -> float:
+    """By the device's own clock where it has one; the first call, which may compile, does not count."""
+    call()
+    least = math.inf
+    for _ in range(ROUNDS):
+        if device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            least = min(least, start.elapsed_time(end))
+        else:
+            begun = time.perf_counter()
+            call()
+            least = min(least, (time.perf_counter() - begun) * 1e3)
+    return least
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
