@@ -14,6 +14,8 @@ from tritoncaps.cli import main
 from tritoncaps.data import toynorb
 from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.common.cpu import compiling
+from tritoncaps.kernels.common.triton import announcing
+from tritoncaps.kernels.common.triton.surroundings import surroundings
 from tritoncaps.training import Config, train
 
 
@@ -156,3 +158,62 @@ def test_testing_without_hypothesis_gets_a_sentence():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     sentence = "tritoncaps.testing needs the package hypothesis: pip install 'tritoncaps[testing]'"
     assert result.stderr.splitlines()[-1].endswith(sentence)
+
+
+class JITFunctionOfOurs:
+    module, name = "tritoncaps.kernels.mixture.triton.parents", "fit_kernel"
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    """Triton's hooks, with ours in front of others', which say what they saw."""
+    from triton import knobs
+
+    seen = []
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **given: seen.append(given["fn"].name))
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", None)
+    monkeypatch.setattr(announcing, "_PATIENCE", 0.0)
+    monkeypatch.setattr(announcing, "_compiled", [])
+    announcing.install.__wrapped__()
+    yield knobs.runtime.jit_cache_hook, knobs.runtime.jit_post_compile_hook, seen
+    announcing.finish()
+
+
+def test_compiling_for_a_gpu_says_which_kernel_and_how_many(hooks, caplog):
+    before, after, seen = hooks
+    for _ in range(2):
+        before(fn=JITFunctionOfOurs)
+        time.sleep(0.2)
+        after(fn=JITFunctionOfOurs)
+    assert [r.getMessage().partition("disk: ")[2] for r in caplog.records] == [
+        "fit (0 done; a network needs about 14)",
+        "fit (1 done; a network needs about 14)",
+    ]
+    assert seen == ["fit_kernel", "fit_kernel"]
+
+
+def test_compiling_of_others_is_their_business(hooks, caplog):
+    class OfOthers:
+        module, name = "inductor", "pointwise"
+
+    hooks[0](fn=OfOthers)
+    time.sleep(0.2)
+    assert (caplog.records, hooks[2]) == ([], ["pointwise"])
+
+
+def test_processes_of_torchrun_compile_one_after_the_other(hooks, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    before, after, _ = hooks
+    before(fn=JITFunctionOfOurs)
+    other = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'wb'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", other, announcing._now.lock.name]
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+    after(fn=JITFunctionOfOurs)
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_missing_c_compiler_gets_a_sentence():
+    with pytest.raises(RuntimeError, match="backend 'triton' needs a C compiler"), surroundings(torch.zeros(1)):
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+    with pytest.raises(RuntimeError, match="something else"), surroundings(torch.zeros(1)):
+        raise RuntimeError("something else")

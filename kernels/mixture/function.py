@@ -14,11 +14,13 @@ A fit is a function (support [N, P, C], mean [N, P, 16, C], variance [N, P, 16, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.common.backends import BACKENDS
 from tritoncaps.kernels.common.numerics import least_support, widen
 from tritoncaps.kernels.common.operators import differentiable_again
 from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
@@ -55,15 +57,16 @@ class MixtureFunction(torch.autograd.Function):
         wide = [widen(x) for x in parameters]
         moments, log_sums = [], []
         components: list[Tensor] = []
-        for t in range(iterations):
-            *found, log_sum = mixture_moments(
-                poses, activations, weight, components, tables, competition, fit.scatter_floor, backend
-            )
-            moments += found
-            log_sums += [log_sum] if t else []
-            support, centre, variance = found
-            mean, precision, log_weight, logit = fit(support, centre, variance, wide, t)
-            components = [mean, precision, log_weight, centre]  # the next mean of the votes is near this one
+        with _surroundings(poses, backend):
+            for t in range(iterations):
+                *found, log_sum = mixture_moments(
+                    poses, activations, weight, components, tables, competition, fit.scatter_floor, backend
+                )
+                moments += found
+                log_sums += [log_sum] if t else []
+                support, centre, variance = found
+                mean, precision, log_weight, logit = fit(support, centre, variance, wide, t)
+                components = [mean, precision, log_weight, centre]  # the next mean of the votes is near this one
         # copies: a fit may return a moment as it is
         outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
         return *outputs, *moments, *log_sums
@@ -92,12 +95,18 @@ class MixtureFunction(torch.autograd.Function):
         if grad_logit is None:
             grad_logit = torch.zeros_like(moments[0], dtype=poses.dtype)
         competition, gradient, backend = ctx.options
-        grads = _backward(
-            grad_mean, grad_logit, poses, activations, weight, list(parameters), list(moments), list(log_sums),
-            list(tables), ctx.fit, competition, gradient, needs[1] or needs[2], needs[3], backend,
-        )  # fmt: skip
+        with _surroundings(poses, backend):
+            grads = _backward(
+                grad_mean, grad_logit, poses, activations, weight, list(parameters), list(moments), list(log_sums),
+                list(tables), ctx.fit, competition, gradient, needs[1] or needs[2], needs[3], backend,
+            )  # fmt: skip
         of_inputs = [None if g.numel() == 0 and not need else g for g, need in zip(grads[:3], needs[1:4], strict=True)]
         return None, *of_inputs, *(None,) * 5, *grads[3:]
+
+
+def _surroundings(tensor: Tensor, backend: str) -> AbstractContextManager[Any]:
+    """Of all passes and of the fits between them, so that torch's threads are not started again for each fit."""
+    return nullcontext() if torch.compiler.is_compiling() else BACKENDS[backend].surroundings(tensor)
 
 
 def mixture_backward(

@@ -1,6 +1,24 @@
 """The context of every launch."""
 
+from __future__ import annotations
+
 import torch
 
-# A launch goes to the current GPU: make it that of a tensor. Nothing happens on a CPU.
-surroundings = torch.cuda.device_of
+from tritoncaps.kernels.common.triton import announcing
+
+
+class surroundings(torch.cuda.device_of):  # noqa: N801, a function to its callers
+    """A launch goes to the current GPU: make it that of a tensor. Nothing happens on a CPU."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        announcing.install()
+        super().__init__(tensor)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        announcing.finish()
+        if isinstance(error, RuntimeError) and "C compiler" in str(error):
+            raise RuntimeError(
+                "backend 'triton' needs a C compiler for the launchers of its kernels, but there is none: install gcc "
+                "or clang, or name one in the environment variable CC"
+            ) from error
