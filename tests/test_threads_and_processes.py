@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, functional
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, functional, use_backend
+from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.common.cpu import threads as pool
 from tritoncaps.testing import Problem, gradients
 
@@ -210,3 +211,34 @@ def test_layers_agree_with_each_other():
         conv.beta_u.copy_(whole.beta_u)
     for one, other in zip(whole(capsules), conv(capsules), strict=True):
         torch.testing.assert_close(one, other.squeeze((2, 3)))
+
+
+def test_a_requested_backend_is_for_all_threads(monkeypatch):
+    """DataParallel and autograd have threads of their own."""
+    chosen = []
+    choose = backends.choose
+    monkeypatch.setattr(backends, "choose", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+    layer, given = ClassCaps(2, 3), Capsules(torch.randn(1, 2, 2, 4, 4), torch.rand(1, 2, 2))
+    with use_backend("reference"), ThreadPoolExecutor(1) as pool:
+        pool.submit(layer, given).result()
+    layer(given)
+    assert chosen == ["reference", "cpu"]
+
+
+def test_compiled_code_follows_the_requested_backend():
+    layer, given = ClassCaps(2, 3), Capsules(torch.randn(1, 2, 2, 4, 4), torch.rand(1, 2, 2))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        compiled(given)
+        with use_backend("reference"):
+            compiled(given)
+        compiled(given)
+    ours = [any("em_routing_forward" in target for target in graph) for graph in graphs]
+    assert ours == [True, False]

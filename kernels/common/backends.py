@@ -53,7 +53,12 @@ _requested: str | None = None
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Inside, every call that does not name a backend itself uses ``name``, in all threads; None: chosen by device."""
+    """Inside, every call that does not name a backend itself uses ``name``; None: chosen by device.
+
+    The request holds in all threads of the process: `nn.DataParallel` starts threads of its own, autograd's backward
+    pass may run in another one, and `torch.compile` guards on it as a global. Name ``backend=`` in a layer where
+    threads need different ones.
+    """
     global _requested
     before, _requested = _requested, check_name(name)
     try:

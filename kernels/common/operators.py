@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import unwrap
+from inspect import signature, unwrap
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,9 +29,27 @@ def operator(function: Callable[..., Any]) -> Any:
     return overload
 
 
-def fake(overload: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+class Given(SimpleNamespace):
+    """The arguments of an operator, by their names."""
+
+
+def fake(overload: Any) -> Callable[[Callable[[Given], Any]], Callable[[Given], Any]]:
     """Decorates the function that tells shapes, strides and dtypes of the outputs of an operator."""
-    return torch.library.register_fake(overload._schema.name)
+    names = _argument_names(overload)
+
+    def register(function: Callable[[Given], Any]) -> Callable[[Given], Any]:
+        by_name = lambda *arguments: function(Given(**dict(zip(names, arguments, strict=True))))  # noqa: E731
+        torch.library.register_fake(overload._schema.name)(by_name)
+        return function
+
+    return register
+
+
+def _argument_names(function: Any) -> list[str]:
+    """Of an operator, or of a plain function."""
+    if isinstance(function, torch._ops.OpOverload):
+        return [argument.name for argument in function._schema.arguments]
+    return list(signature(function).parameters)
 
 
 def surrounded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,16 +63,16 @@ def surrounded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_references: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}  # of backward operators
+_references: dict[Any, Callable[[Given], tuple[Tensor, ...]]] = {}  # of backward operators
 
 
-def reference_of(backward: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def reference_of(backward: Any) -> Callable[[Callable[[Given], Any]], Callable[[Given], Any]]:
     """Decorates the function that computes what a backward operator does, by the reference.
 
-    It takes the operator's arguments and returns its gradients, but never an empty one for what is not needed.
+    It gets the operator's arguments and returns its gradients, but never an empty one for what is not needed.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable[[Given], Any]) -> Callable[[Given], Any]:
         _references[backward] = function
         return function
 
@@ -62,6 +81,7 @@ def reference_of(backward: Any) -> Callable[[Callable[..., Any]], Callable[..., 
 
 def differentiable_again(backward: Any) -> Callable[..., Any]:
     """The backward operator as a function whose own gradient is that of its reference (see `reference_of`)."""
+    names = _argument_names(backward)
 
     class Again(torch.autograd.Function):
         generate_vmap_rule = True
@@ -83,8 +103,9 @@ def differentiable_again(backward: Any) -> Callable[..., Any]:
             places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
 
             def first(*tensors: Tensor) -> tuple[Tensor, ...]:
-                given = dict(zip(places, tensors, strict=True))
-                return _references[backward](*(given.get(i, x) for i, x in enumerate(inputs)))
+                changed = dict(zip(places, tensors, strict=True))
+                arguments = (changed.get(i, x) for i, x in enumerate(inputs))
+                return _references[backward](Given(**dict(zip(names, arguments, strict=True))))
 
             values, pull_back = torch.func.vjp(first, *(inputs[i] for i in places))[:2]
             needed = zip(grads, values, strict=True)

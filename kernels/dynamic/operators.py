@@ -45,10 +45,15 @@ def dynamic_routing_forward(
 
 
 @fake(dynamic_routing_forward)
-def _(poses, weight, priors, tables, iterations, competition, none_of_the_above, backend):
-    shape = (poses.shape[0], Tables(*tables).children.shape[0], weight.shape[2], weight.shape[4])
-    wide = torch.promote_types(poses.dtype, torch.float32)
-    return poses.new_empty(shape), poses.new_empty(iterations, *shape, dtype=wide)
+def _(given):
+    shape = (
+        given.poses.shape[0],
+        Tables(*given.tables).children.shape[0],
+        given.weight.shape[2],
+        given.weight.shape[4],
+    )
+    wide = torch.promote_types(given.poses.dtype, torch.float32)
+    return given.poses.new_empty(shape), given.poses.new_empty(given.iterations, *shape, dtype=wide)
 
 
 @operator
@@ -83,24 +88,9 @@ def dynamic_routing_backward(
 
 
 @fake(dynamic_routing_backward)
-def _(
-    grad,
-    poses,
-    weight,
-    priors,
-    sums,
-    tables,
-    iterations,
-    competition,
-    none_of_the_above,
-    gradient,
-    needs_poses,
-    needs_weight,
-    needs_priors,
-    backend,
-):
-    inputs = ((poses, needs_poses), (weight, needs_weight), (priors, needs_priors))
-    return tuple(poses.new_empty(x.shape if needed else 0) for x, needed in inputs)
+def _(given):
+    inputs = ((given.poses, given.needs_poses), (given.weight, given.needs_weight), (given.priors, given.needs_priors))
+    return tuple(given.poses.new_empty(x.shape if needed else 0) for x, needed in inputs)
 
 
 class DynamicRoutingFunction(torch.autograd.Function):
@@ -141,8 +131,8 @@ def squash_forward(vectors: Tensor, backend: str) -> Tensor:
 
 
 @fake(squash_forward)
-def _(vectors, backend):
-    return vectors.new_empty(vectors.shape)
+def _(given):
+    return given.vectors.new_empty(given.vectors.shape)
 
 
 @operator
@@ -153,8 +143,8 @@ def squash_backward(grad: Tensor, vectors: Tensor, backend: str) -> Tensor:
 
 
 @fake(squash_backward)
-def _(grad, vectors, backend):
-    return vectors.new_empty(vectors.shape)
+def _(given):
+    return given.vectors.new_empty(given.vectors.shape)
 
 
 class SquashFunction(torch.autograd.Function):

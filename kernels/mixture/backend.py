@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.backends import kernels
 from tritoncaps.kernels.common.numerics import wide_dtype
+from tritoncaps.kernels.common.operators import Given
 from tritoncaps.kernels.common.tables import Tables
 from tritoncaps.kernels.mixture.iteration import EMPasses, History
 
@@ -48,6 +49,11 @@ def vote_source(
 ) -> VoteSource:
     """From the arguments of an operator: poses [N, B, L, 4, 4]. A negative activation is zero."""
     return VoteSource(poses.flatten(3), activations.clamp(min=0), weight, Tables(*tables), competition)
+
+
+def given_source(given: Given) -> VoteSource:
+    """The same from the arguments of a fake operator."""
+    return vote_source(given.poses, given.activations, given.weight, given.tables, given.competition)
 
 
 class Components(NamedTuple):

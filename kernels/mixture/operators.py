@@ -15,7 +15,7 @@ from torch import Tensor
 from tritoncaps.kernels.common.numerics import POSE, widen
 from tritoncaps.kernels.common.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.kernels.mixture import iteration as em_routing
-from tritoncaps.kernels.mixture.backend import backend_of, vote_source
+from tritoncaps.kernels.mixture.backend import backend_of, given_source, vote_source
 
 
 @operator
@@ -48,22 +48,9 @@ def em_routing_forward(
 
 
 @fake(em_routing_forward)
-def _(
-    poses,
-    activations,
-    weight,
-    beta_u,
-    beta_a,
-    tables,
-    lambdas,
-    variance_floor,
-    mean_data,
-    competition,
-    save,
-    backend,
-):
-    kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
-    return *kernels.empty_outputs(source), *kernels.empty_saved(source, len(lambdas) if save else 0)
+def _(given):
+    kernels, source = backend_of(given.backend), given_source(given)
+    return *kernels.empty_outputs(source), *kernels.empty_saved(source, len(given.lambdas) if given.save else 0)
 
 
 @operator
@@ -114,34 +101,15 @@ def em_routing_backward(
 
 
 @fake(em_routing_backward)
-def _(
-    grad_poses,
-    grad_activations,
-    poses,
-    activations,
-    weight,
-    beta_u,
-    beta_a,
-    tables,
-    statistics,
-    log_sums,
-    lambdas,
-    variance_floor,
-    mean_data,
-    competition,
-    gradient,
-    needs_children,
-    needs_weight,
-    backend,
-):
-    source, none = vote_source(poses, activations, weight, tables, competition), poses.new_empty(0)
-    grad_children, grad_child_activations = backend_of(backend).empty_child_gradients(source)
+def _(given):
+    none = given.poses.new_empty(0)
+    grad_children, grad_child_activations = backend_of(given.backend).empty_child_gradients(given_source(given))
     return (
-        grad_children if needs_children else none,
-        grad_child_activations if needs_children else none.clone(),
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_weight else none.clone(),
-        torch.empty_like(beta_u),
-        torch.empty_like(beta_u),
+        grad_children if given.needs_children else none,
+        grad_child_activations if given.needs_children else none.clone(),
+        torch.empty_like(given.weight, memory_format=torch.contiguous_format) if given.needs_weight else none.clone(),
+        torch.empty_like(given.beta_u),
+        torch.empty_like(given.beta_u),
     )
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.operators import fake, operator, surrounded
-from tritoncaps.kernels.mixture.backend import Components, Slopes, backend_of, vote_source
+from tritoncaps.kernels.mixture.backend import Components, Slopes, backend_of, given_source, vote_source
 
 
 @operator
@@ -47,11 +47,11 @@ def mixture_moments(
 
 
 @fake(mixture_moments)
-def _(poses, activations, weight, components, tables, competition, scatter_floor, backend):
-    kernels = backend_of(backend)
-    source = vote_source(poses, activations, weight, tables, competition)
+def _(given):
+    kernels = backend_of(given.backend)
+    source = given_source(given)
     support, mean = kernels.empty_parents(source)
-    log_sum = kernels.empty_log_sum(source) if components else support.new_empty(0)
+    log_sum = kernels.empty_log_sum(source) if given.components else support.new_empty(0)
     return support, mean, torch.empty_like(mean), log_sum
 
 
@@ -75,9 +75,9 @@ def mixture_component_gradients(
 
 
 @fake(mixture_component_gradients)
-def _(poses, activations, weight, components, log_sum, slopes, tables, competition, backend):
-    kernels = backend_of(backend)
-    source = vote_source(poses, activations, weight, tables, competition)
+def _(given):
+    kernels = backend_of(given.backend)
+    source = given_source(given)
     log_weight, mean = kernels.empty_parents(source)
     return mean, torch.empty_like(mean), log_weight, kernels.empty_da(source)
 
@@ -126,25 +126,12 @@ def mixture_gradients(
 
 
 @fake(mixture_gradients)
-def _(
-    poses,
-    activations,
-    weight,
-    components,
-    log_sums,
-    slopes,
-    da,
-    tables,
-    competition,
-    needs_children,
-    needs_weight,
-    backend,
-):
-    kernels = backend_of(backend)
-    source = vote_source(poses, activations, weight, tables, competition)
+def _(given):
+    kernels = backend_of(given.backend)
+    source = given_source(given)
     grad_poses, grad_activations = kernels.empty_child_gradients(source)
     return (
-        grad_poses if needs_children else poses.new_empty(0),
-        grad_activations if needs_children else activations.new_empty(0),
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_weight else weight.new_empty(0),
+        grad_poses if given.needs_children else given.poses.new_empty(0),
+        grad_activations if given.needs_children else given.activations.new_empty(0),
+        given.weight.new_empty(given.weight.shape if given.needs_weight else 0),
     )

@@ -31,9 +31,11 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor], 
 
 
 @fake(pose_votes_forward)
-def _(poses, weight, tables, backend):
-    P, S = Tables(*tables).children.shape
-    return _kernels(backend).empty_votes(poses, (poses.shape[0], P, S, *weight.shape[1:3], poses.shape[3]))
+def _(given):
+    P, S = Tables(*given.tables).children.shape
+    return _kernels(given.backend).empty_votes(
+        given.poses, (given.poses.shape[0], P, S, *given.weight.shape[1:3], given.poses.shape[3])
+    )
 
 
 @operator
@@ -46,8 +48,8 @@ def pose_votes_backward(
 
 
 @fake(pose_votes_backward)
-def _(grad_votes, poses, weight, tables, backend):
-    return _like(poses), _like(weight)
+def _(given):
+    return _like(given.poses), _like(given.weight)
 
 
 class PoseVotes(torch.autograd.Function):
@@ -81,8 +83,8 @@ def coordinate_addition(votes: Tensor, tables: Sequence[Tensor], backend: str) -
 
 
 @fake(coordinate_addition)
-def _(votes, tables, backend):
-    return _kernels(backend).empty_votes(votes, votes.shape)
+def _(given):
+    return _kernels(given.backend).empty_votes(given.votes, given.votes.shape)
 
 
 class CoordinateAddition(torch.autograd.Function):
@@ -127,11 +129,11 @@ def m_step_forward(
 
 
 @fake(m_step_forward)
-def _(votes, assignments, activations, beta_u, beta_a, tables, inverse_temperature, variance_floor, mean_data, backend):
-    N, P, _, _, C, H = votes.shape
-    mean, logit = votes.new_empty(N, P, C, H), votes.new_empty(N, P, C)
-    wide = torch.promote_types(votes.dtype, torch.float32)
-    statistics = votes.new_empty(_kernels(backend).statistics_shape(N, P, C, H), dtype=wide)
+def _(given):
+    N, P, _, _, C, H = given.votes.shape
+    mean, logit = given.votes.new_empty(N, P, C, H), given.votes.new_empty(N, P, C)
+    wide = torch.promote_types(given.votes.dtype, torch.float32)
+    statistics = given.votes.new_empty(_kernels(given.backend).statistics_shape(N, P, C, H), dtype=wide)
     return mean, torch.empty_like(mean), logit, statistics
 
 
@@ -164,22 +166,10 @@ def m_step_backward(
 
 
 @fake(m_step_backward)
-def _(
-    grad_mean,
-    grad_variance,
-    grad_logit,
-    votes,
-    assignments,
-    activations,
-    beta_u,
-    statistics,
-    tables,
-    inverse_temperature,
-    variance_floor,
-    mean_data,
-    backend,
-):
-    return _kernels(backend).empty_votes(votes, votes.shape), *map(_like, (assignments, activations, beta_u, beta_u))
+def _(given):
+    return _kernels(given.backend).empty_votes(given.votes, given.votes.shape), *map(
+        _like, (given.assignments, given.activations, given.beta_u, given.beta_u)
+    )
 
 
 class MStep(torch.autograd.Function):
@@ -223,8 +213,8 @@ def e_step_forward(
 
 
 @fake(e_step_forward)
-def _(votes, mean, variance, logit, tables, competition, backend):
-    return votes.new_empty(votes.shape[:5])
+def _(given):
+    return given.votes.new_empty(given.votes.shape[:5])
 
 
 @operator
@@ -248,8 +238,10 @@ def e_step_backward(
 
 
 @fake(e_step_backward)
-def _(grad_assignments, votes, mean, variance, logit, assignments, tables, competition, backend):
-    return _kernels(backend).empty_votes(votes, votes.shape), *map(_like, (mean, variance, logit))
+def _(given):
+    return _kernels(given.backend).empty_votes(given.votes, given.votes.shape), *map(
+        _like, (given.mean, given.variance, given.logit)
+    )
 
 
 class EStep(torch.autograd.Function):
