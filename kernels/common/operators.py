@@ -34,7 +34,7 @@ class Given(SimpleNamespace):
 
 
 def fake(overload: Any) -> Callable[[Callable[[Given], Any]], Callable[[Given], Any]]:
-    """Decorates the function that tells shapes, strides and dtypes of the outputs of an operator."""
+    """Decorates the function that returns empty outputs of an operator, with their shapes, strides and dtypes."""
     names = _argument_names(overload)
 
     def register(function: Callable[[Given], Any]) -> Callable[[Given], Any]:
@@ -120,7 +120,7 @@ def differentiable_again(backward: Any) -> Callable[..., Any]:
     return call
 
 
-_SAVED = object()  # stands for a tensor among other arguments
+_SAVED = object()  # marks the place of a tensor among other arguments
 
 
 def _one_by_one(overload: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What torch's tracers (compile, export, fake tensors) must know about us."""
+"""Helpers for torch's tracers: torch.compile, export and fake tensors."""
 
 from __future__ import annotations
 

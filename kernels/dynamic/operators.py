@@ -1,6 +1,6 @@
 """Dynamic routing and squash as PyTorch operators: opaque forward and backward, and the autograd Functions over them.
 
-The operators know shapes, not devices: `backend` names the kernels that do the work. Tensors of capsules are
+The operators are the same for all devices: `backend` names the kernels. Tensors of capsules are
 [N, types, locations, ...] at this level; the spatial axes are flattened by the caller.
 """
 

@@ -3,7 +3,7 @@
     forward(poses, weight, priors, tables, options)                          -> sums of every iteration, parents
     backward(grad, poses, weight, priors, tables, sums, options, needs)      -> gradients of poses, weight and priors
 
-The logits after t iterations are b_ij + u_hat_ij . q_j with q = v_1 + ... + v_t, so an iteration leaves nothing behind
+The logits after t iterations are b_ij + u_hat_ij . q_j with q = v_1 + ... + v_t, so an iteration keeps nothing
 but a sum s_j for each parent. docs/dynamic-routing.md derives the backward pass.
 
 Letters: N images, L child and P parent locations, B child and C parent types, K weight blocks, D and E numbers of a

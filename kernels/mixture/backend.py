@@ -76,7 +76,7 @@ class Slopes(NamedTuple):
 
 
 class MixtureBackend(Protocol):
-    """The passes over votes. Allocation stands in functions of its own, so that fake operators share it."""
+    """The passes over votes. Separate functions allocate the outputs, so that fake operators use them, too."""
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         """Numbers [N, P, C] and matrices [N, P, 16, C] of parents, in the dtype of the arithmetic."""

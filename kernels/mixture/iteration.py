@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Fit(NamedTuple):
-    """What an M-step is told about the parents."""
+    """Parameters of an M-step."""
 
     beta_u: Tensor  # [C]
     beta_a: Tensor  # [C]
@@ -26,7 +26,7 @@ class Fit(NamedTuple):
 
 
 class History(NamedTuple):
-    """What the iterations t = 0, ..., T - 1 leave behind for the backward pass, and what that adds to it.
+    """What the iterations t = 0, ..., T - 1 keep for the backward pass, and what the backward pass adds.
 
     With d = V - mean of iteration t - 1 (of 0, if t = 0), and e = d + shift about iteration t's own mean:
 

@@ -1,6 +1,6 @@
 """EM routing as PyTorch operators: one opaque forward, one opaque backward, and the autograd Function over them.
 
-The operators know shapes, not devices: `backend` names the kernels that do the work. Tensors of capsules are
+The operators are the same for all devices: `backend` names the kernels. Tensors of capsules are
 [N, types, locations, ...] at this level; the spatial axes are flattened by the caller.
 """
 
@@ -129,7 +129,7 @@ class EMRoutingFunction(torch.autograd.Function):
         ctx.options = lambdas, floor, mean_data, competition, gradient, backend
         _, _, statistics, log_sums = output
         ctx.mark_non_differentiable(statistics, log_sums)
-        ctx.set_materialize_grads(False)  # of statistics and log_sums, which nobody differentiates
+        ctx.set_materialize_grads(False)  # statistics and log_sums have no gradients
         ctx.save_for_backward(*parameters, statistics, log_sums, *tables)
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Operators on stored votes: pose votes, coordinate addition, M-step and E-step, with the autograd Functions over them.
 
-The operators know shapes, not devices: `backend` names the kernels that do the work. Votes are [N, P, S, B, C, H] and
+The operators are the same for all devices: `backend` names the kernels. Votes are [N, P, S, B, C, H] and
 assignments [N, P, S, B, C] at this level, parents' arrays [N, P, C, H] or [N, P, C] and children's [N, B, L, 16] or
 [N, B, L]; pose and spatial axes are flattened by the caller. Triton's kernels keep votes with types fastest.
 """

@@ -71,7 +71,7 @@ def ready(dispatcher: Any, dtype: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def _forget_lock() -> None:
-    """A forked process may inherit a lock that nobody will ever release."""
+    """A forked process may inherit a locked lock, and no thread of it will release that."""
     global _lock
     _lock = threading.Lock()
 

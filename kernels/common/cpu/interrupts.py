@@ -25,7 +25,7 @@ NONE = -1  # no socket
 _lock = threading.Lock()
 _socket: socket.socket | None = None  # that Python writes to
 _stop: Callable[[], None] | None = None  # what a signal calls
-_next = NONE  # the socket of somebody else, such as asyncio, who waits for signals too
+_next = NONE  # the socket of another program part that waits for signals, such as asyncio
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def watched(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:  # from now on, nobody calls stop
+        with _lock:  # no thread calls stop after this
             _stop, _next = outer
         signal.set_wakeup_fd(before)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 OMP_PAUSE_SOFT = 1
-SMALL = 2048  # numbers of a tensor whose kernels are done before other threads matter
+SMALL = 2048  # numbers of a tensor; below this, kernels end before other threads could disturb them
 
 torchs_threads = threading.local()  # .number: torch's number of threads, inside of `surroundings`
 
@@ -20,7 +20,7 @@ class surroundings:  # noqa: N801, a function to its callers, but cheaper than o
 
     After an operation, OpenMP's threads spin for milliseconds in the hope of another one. They would take the cores
     from the kernels that follow; torch's next operation starts them again, in some 50 microseconds. OpenMP keeps
-    threads, and their number, per calling thread, so nobody else notices.
+    threads, and their number, per calling thread, so that other threads are not affected.
     """
 
     __slots__ = ("openmp", "small", "threads")

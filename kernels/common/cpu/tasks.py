@@ -5,8 +5,8 @@
         ...
         task = next_task(counter, tasks)
 
-Every thread that calls a kernel leaves it when all tasks are done, whoever has done them: what they wrote is there for
-the kernel that it calls next. A thread that comes late finds nothing to do, and nobody waits for one that never comes.
+Every thread that calls a kernel returns when all tasks are done, whichever thread has done them. So the next kernel can
+read what this one wrote. A thread that starts late finds no task, and the other threads do not wait for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _add(typing_context: Any, counter: Any, index: Any, amount: Any) -> Any:
 
 @part
 def first_task(counter, tasks):
-    """A task that nobody has taken, or one beyond the last when all are done."""
+    """The next free task, or a number beyond the last task if all are taken."""
     task = _add(counter, TAKEN, 1)
     if task >= tasks:
         while _add(counter, DONE, 0) < tasks:

@@ -1,4 +1,4 @@
-"""Threads: a small pool that calls kernels next to the thread that wants their results.
+"""Threads: a small pool that runs kernels beside the calling thread.
 
 All threads call the same kernels in the same order, and share the tasks of each (see `tasks`). Which thread runs a task
 does not matter to the result, because every task owns what it writes. The calling thread works too, so a call never
@@ -45,7 +45,7 @@ class Plan:
             self.calls.append((kernel, call))
 
     def run(self) -> None:
-        """Call all kernels, in up to ``torch.get_num_threads()`` threads, and forget them."""
+        """Call all kernels, in up to ``torch.get_num_threads()`` threads, and empty the plan."""
         calls, self.calls = self.calls, []
         if self.alone:  # so soon that signals can wait, too
             for kernel, arguments in calls:

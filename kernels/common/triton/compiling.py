@@ -17,7 +17,7 @@ _thread = threading.local()
 
 @contextmanager
 def uncoalesced() -> Iterator[None]:
-    """Inside, what this thread compiles is spared the coalescing pass; nothing happens if Triton has it elsewhere."""
+    """Inside, this thread compiles without the coalescing pass. Without effect if Triton keeps that pass elsewhere."""
     _install()
     before = getattr(_thread, "skips", False)
     _thread.skips = True

@@ -12,7 +12,7 @@ REFERENCE_BATCH = 16  # at which the splits of a sum fill a GPU
 PROGRAMS = 256  # that fill a large GPU
 FEWEST_STEPS = 2  # of a split's loop
 MOST_SPLITS = 16  # so that the partial sums stay small beside the votes, which are not stored
-# What comes from users, or lies behind something of any length: its alignment is chance, and no kernel needs it.
+# Pointers whose alignment varies from call to call (tensors of users, slices of buffers). Kernels do not need it.
 UNALIGNED = ["p_poses", "p_activations", "p_votes", "p_weights", "p_assignments", "p_grad_assignments", "p_left"]
 UNALIGNED += ["p_right", "p_log_sum", "p_log_sums", "p_da", "p_dV", "p_dot", "p_beta_u", "p_beta_a", "p_grad_mean"]
 UNALIGNED += ["p_grad_variance", "p_grad_logit", "p_grad_activation", "p_mean", "p_precision", "p_log_weight"]

@@ -279,7 +279,7 @@ def _signature(variant: Variant) -> dict[str, Any]:
 
 
 def _habits(asm: dict[str, str], contiguous: int) -> dict[str, int]:
-    """Divisions by what is no constant inside a loop, and loads whose lanes do not run along the contiguous axis."""
+    """Divisions in loops by a value that is not constant, and loads whose lanes do not follow the contiguous axis."""
     divisors = re.findall(r"^ {6,}.* arith\.(?:div|rem)[su]i %\S+, (%\S+)", asm["ttir"], re.MULTILINE)
     orders = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*order = \[([\d, ]+)", asm["ttgir"], re.MULTILINE))
     loads = re.findall(r"tt\.load .*: tensor<([\dx]+)x!tt\.ptr<\w+>, (#\w+)>", asm["ttgir"])

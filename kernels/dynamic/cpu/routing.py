@@ -6,7 +6,7 @@
     dl_ij    = R_ij (G_ij - sum_k R_ik G_ik)                 backward, with G_ij = u_hat_ij . g_j
     dq_j     = sum_i dl_ij u_hat_ij
 
-A child knows all its parents, so the child view's softmax and the parent view's sum need the votes only once. A task
+All parents of a child are processed together, so the softmax and the sums of parents need the votes only once. A task
 owns some children of some images and a part of the sum; the parts, whose number depends on neither batch nor threads,
 are added up by the kernels that squash. The last sweep of the backward pass makes the gradients of poses, weight and
 priors of all iterations at once.
@@ -64,7 +64,7 @@ class VectorEdges(NamedTuple):
     """The inputs of a call: flat arrays and their sizes, in the form that Numba takes.
 
     `lanes` images are a block; those that do not exist have poses of zeros. D and E are filled up to multiples of FOUR.
-    What belongs to parents is a *state*: [blocks, P, C, E, lanes], zero where it is filled up.
+    Values of parents form a *state*: [blocks, P, C, E, lanes], zero where it is filled up.
     """
 
     poses: NDArray  # [blocks, B, L, D, lanes]

@@ -4,7 +4,7 @@ A block is as many images as a vector has lanes, and all vectors run along the i
 E vectors, a logit is one. So agreements and softmax need no sums across lanes, and a number of a matrix, which is the
 same for all images, is loaded once for the one or two blocks that a micro-kernel works on.
 
-Micro-kernels loop over `count` parent types; sums stand in registers. Sizes of poses, D and E, are multiples of FOUR,
+Micro-kernels loop over `count` parent types; registers hold the sums. Sizes of poses, D and E, are multiples of FOUR,
 and matrices are [D, E]. `rows` is the size of an array with a vector for each pair of a child and a parent in a block.
 """
 

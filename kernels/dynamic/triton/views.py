@@ -135,7 +135,7 @@ def dynamic_parent_view_kernel(
         i_s = i_step // B
         i_b = i_step % B
         i_l = tl.load(p_children + i_p * S + i_s)
-        m_image = m_n & (i_l >= 0)  # nobody votes from a missing slot
+        m_image = m_n & (i_l >= 0)  # a missing slot has no child
         i_l = tl.maximum(i_l, 0)
         i_k = tl.load(p_weight_of + i_s)
         p_pose = p_poses + ((o_n * B + i_b) * L + i_l) * D

@@ -6,7 +6,7 @@
     da_i  = sum_t sum_j R_ij G_ij
     dW    = sum over images and locations of M_i^T dV_ij
 
-Everything that a child type's votes add to belongs to that child type: a task owns a few child types of some images,
+The votes of a child type add only to gradients of that child type: a task owns a few child types of some images,
 in dM, da and in its images' part of dW. The child view finds r and dl of all iterations; then, parent by parent, the
 gradients of the votes are made and used at once. The parts, whose number does not depend on threads, are added at the
 end.

@@ -1,7 +1,7 @@
 """The arrays that the kernels read: how a call's tensors are packed.
 
 Vectors run along parent types. The C parent types make `blocks` vectors of `lanes`; the last is filled up with
-types that nobody votes for: weights zero and a log-likelihood that exp makes zero.
+padding types: their weights are zero, and exp of their log-likelihood is zero.
 
 A parent's numbers for one block are consecutive rows of `lanes`, so that a kernel reaches all of them from one
 address. `Statistic`, `Slope` and `Moment` say which row is what.
@@ -32,12 +32,12 @@ from tritoncaps.kernels.mixture.iteration import Fit, History
 WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
 EDGES_TOGETHER = 128  # of a parent, for the same reason
 TYPES_TOGETHER = 8  # at most
-ALONE = 512  # vectors of votes that one thread has counted before it could wake another one
+ALONE = 512  # vectors of votes; for fewer, one thread is done before it could wake another one
 
 
 class Statistic:
-    """Rows of a parent's component, l = constant - sum_h precision_h (V_h - mean_h)^2, and what else an M-step leaves
-    behind."""
+    """Rows of a parent's component, l = constant - sum_h precision_h (V_h - mean_h)^2, and what else an M-step
+    keeps."""
 
     MINUS_MEAN = 0
     PRECISION = 16  # half of the component's: 1 / (2 variance)
@@ -82,7 +82,7 @@ class Coefficient:
 
 
 class Beta:
-    """Rows of what a block's types know of themselves."""
+    """Rows of the parameters of a block's types."""
 
     U = 0
     A = 1

@@ -41,7 +41,7 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
 
 
 def _collect(statistics: Rows, moments: Rows, minus_centre: Rows, numbers: Rows) -> None:
-    """Support, mean and variance of the moments of d = V - centre; the variance stands in the precision's rows."""
+    """Support, mean and variance of the moments of d = V - centre; the rows of the precision hold the variance."""
     alone, scale = _inverse_support(moments[Moment.TOTAL], numbers)
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
@@ -61,7 +61,7 @@ def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows,
     grad_cost = -grad_beta_a / numbers.broadcast(Number.MEAN_DATA)
     weighted = grad_cost * statistics[Statistic.SUPPORT]
     floor = numbers.broadcast(Number.VARIANCE_FLOOR)
-    limit = floor.like(0.5) / floor  # the precision of a variance that stands at the floor
+    limit = floor.like(0.5) / floor  # the precision of a variance at the floor
     offset = grad_cost * _cost_of_datum(statistics[Statistic.LOG_VARIANCE], betas)
     for h in range(ENTRIES):
         precision = statistics[Statistic.PRECISION + h]

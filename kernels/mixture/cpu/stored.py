@@ -48,7 +48,7 @@ LOG_TWO_PI = math.log(2 * math.pi)
 
 
 class Edges(NamedTuple):
-    """Votes and who gives them: flat arrays and their sizes, in the form that Numba takes."""
+    """Votes and their edges: flat arrays and their sizes, in the form that Numba takes."""
 
     votes: NDArray  # [N, P, S, B, C, H]
     children: NDArray  # int32 [P, S]: child location, or -1
@@ -91,7 +91,7 @@ def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, table
 
 
 def statistics_shape(images: int, parents: int, types: int, entries: int) -> tuple[int, ...]:
-    """Of what an M-step leaves behind: means and variances (above no floor) [C, H], supports and costs [C]."""
+    """The shape of what an M-step keeps: means and variances (above no floor) [C, H], supports and costs [C]."""
     return images, parents, (2 * entries + 2) * types
 
 

@@ -1,12 +1,12 @@
 """Micro-kernels: what is computed for one vote vector, that is for one child and a block of parent types.
 
-A pose entry h = 4 x + q stands in row x and column q of the 4x4 matrix. Registers decide the order of the loops: two
+Pose entry h = 4 x + q is row x and column q of the 4x4 matrix. Registers decide the order of the loops: two
 rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
 
 Arguments: `poses` are a child's 16 numbers; `weight` and `dv` have 16 rows for each vote, one per entry; `parent` and
 `slopes` are the statistics and the slopes of a parent's block (`layout.Statistic`, `layout.Slope`); `offset` holds 4
 numbers; all others have one row or one number for each vote. Micro-kernels with `edges` loop over `count` edges of a
-parent, from which they know where the child, its weight and its group stand.
+parent, which gives the indices of the child, its weight and its group.
 """
 
 from __future__ import annotations

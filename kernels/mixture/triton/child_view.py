@@ -207,7 +207,7 @@ def assignment_gradient_kernel(
             b_d = subtract_entries(b_votes, b_mean)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
             m_slopes = None
-            if tl.float64 == DTYPE:  # has no room for all: what depends on R, no compiler loads earlier
+            if tl.float64 == DTYPE:  # too few registers: masks that depend on R keep the compiler from loading earlier
                 m_slopes = b_R >= 0
             p_parent_slopes = p_slopes + o_block * SLOPES + parent_types()
             b_G, b_linear, b_quadratic, b_origin = load_slopes(p_parent_slopes, m_slopes, DTYPE)

@@ -1,4 +1,4 @@
-"""Stored votes: what is written once for each edge, for users who want the votes or the assignments themselves.
+"""Stored votes: kernels that write votes or assignments to memory, once for each edge.
 
 A program owns BN images and BB child types of one pair of a parent location p and a slot s. Arrays of edges are
 [N, P, S, B, C] or [N, P, S, B, H, C]. In missing slots they are written as zeros and never read.

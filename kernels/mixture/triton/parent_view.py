@@ -166,7 +166,7 @@ def parent_view_kernel(
                 b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
                 b_w = b_R * b_a
             if WEIGHTS == "gradient":
-                if RELOADED:  # with a mask that depends on R: no compiler loads them earlier
+                if RELOADED:  # the mask depends on R, so that the compiler cannot move the loads up
                     b_G0, b_linear, b_quadratic, b_origin = load_slopes(p_parent_slopes, m_b & (b_R >= 0), DTYPE)
                 b_da = tl.load(p_da + o_group + o_b).to(DTYPE)
                 b_e = about_centre(b_votes, b_d, b_origin, ANY_FIT)

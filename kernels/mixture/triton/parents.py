@@ -138,7 +138,7 @@ def slopes_kernel(
     """The slopes of an M-step, from the gradients g of what it found, and shift = mean before - mean.
 
     gcost     = -inverse_temperature glogit / mean_data
-    gv        = gvariance + gcost S / (2 variance), or zero where the variance stands at the floor
+    gv        = gvariance + gcost S / (2 variance), or zero where the variance is at the floor
     linear    = gmean / S,  quadratic = gv / S
     offset    = gcost sum_h (beta_u + 1/2 log variance_h) - sum_h quadratic_h variance_h
     to beta_u: H gcost S;  to beta_a: inverse_temperature glogit

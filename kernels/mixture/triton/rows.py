@@ -1,4 +1,4 @@
-"""Where what is known of parents and weights stands in memory: in rows of 16 numbers, one for each type of a block.
+"""The memory layout of parents and weights: rows of 16 numbers, one number for each type of a block.
 
     statistics [N, P, blocks, 4 + 2 H, 16]           of a parent's Gaussian
     slopes     [N, P, blocks, 3 + 3 H, 16]           of its gradient
@@ -25,17 +25,17 @@ CONSTANT = tl.constexpr(0)  # log a - 1/2 sum_h log(2 pi variance_h), or the log
 LOGIT = tl.constexpr(1)
 SUPPORT = tl.constexpr(2)
 LOG_VARIANCE = tl.constexpr(3)  # summed over h
-MEAN = tl.constexpr(4)  # H rows; behind them H of precision = 1 / (2 variance)
+MEAN = tl.constexpr(4)  # H rows, followed by H rows of precision = 1 / (2 variance)
 
 # rows of slopes
 OFFSET = tl.constexpr(0)
 TO_BETA_U = tl.constexpr(1)  # what the parent gives to the gradients of beta_u and beta_a
 TO_BETA_A = tl.constexpr(2)
-LINEAR = tl.constexpr(3)  # H rows; behind them H of quadratic, and H of origin: see `votes.about_centre`
+LINEAR = tl.constexpr(3)  # H rows, followed by H rows of quadratic and H rows of origin: see `votes.about_centre`
 
 # rows of moments
 TOTAL = tl.constexpr(0)
-FIRST = tl.constexpr(1)  # H rows; behind them H of second moments
+FIRST = tl.constexpr(1)  # H rows, followed by H rows of second moments
 
 
 def statistics_rows(entries: int) -> int:

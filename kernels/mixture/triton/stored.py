@@ -70,7 +70,7 @@ def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
 
 
 def statistics_shape(images: int, parents_count: int, types: int, entries: int) -> tuple[int, ...]:
-    """Of what an M-step leaves behind."""
+    """The shape of what an M-step keeps."""
     return images, parents_count, type_blocks(types), statistics_rows(entries), TYPES.value
 
 

@@ -5,8 +5,8 @@ one tile for each pose entry (a tuple), and sums over the axes that it does not 
 
     parent view  over child types      child view  over parent types      weight view  over images
 
-Behind the last image and the last child type, the last one stands again: so loads need no mask, and only what is stored
-or summed over them does. Behind the last parent type stand zeros: see `rows.py`.
+Indices beyond the last image and the last child type are set to the last one, so that loads need no mask; stores and
+sums over them are masked. Rows are padded with zeros beyond the last parent type: see `rows.py`.
 
 Names in kernels: i_ index of a program or of a loop, o_ offsets, m_ mask, p_ pointer, b_ loaded or computed block.
 """
