@@ -19,6 +19,8 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 layer, c = layer.to(device), t.Capsules(*(x.to(device) for x in c))
 start = time.perf_counter()
 layer(c).poses.sum().backward()
+if device == "cuda":
+    torch.cuda.synchronize()
 print(time.perf_counter() - start)
 """
 

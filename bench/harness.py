@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,11 @@ import tritoncaps
 import tritoncaps.flops
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Ours computes in float32 proper, and so do rivals and the roof.
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+IS_GPU = DEVICE.type == "cuda"
 OURS, REFERENCE, COMPILED = "tritoncaps", "reference", "reference, compiled"
+GRAPH = "tritoncaps, CUDA graph"  # the same launches without the time of the host
 CONV, CNN = "nn.Conv2d", "CNN baseline"
 MIB = 2**20
 # What an error may be in any case, in units of the last place of the largest number of its tensor. Our kernels and
@@ -97,6 +101,8 @@ class Case:
                 call = self.call(functions[provider], self.tensors, self.data, mode, torch.float32)
                 rows[provider, mode], calls[provider, mode] = self._row(provider, mode), call
         self._check(calls, rows)
+        if IS_GPU:
+            self._add_graphs(calls, rows)
         for rival, mode in itertools.product(self.rivals, self.modes):
             rows[rival.name, mode] = self._row(rival.name, mode)
             calls[rival.name, mode] = self.call(rival.function, rival.tensors, rival.data, mode, torch.float32)
@@ -105,6 +111,16 @@ class Case:
         with threads(self.threads):
             _add_times(rows, interleaved({**alive, **ROOFS}, EFFORTS[level], repeats))
         return list(rows.values())
+
+    def _add_graphs(self, calls: dict, rows: dict[Any, Row]) -> None:
+        """Our calls as replays of a CUDA graph; a call that cannot be captured is a row that says why."""
+        for mode in self.modes:
+            if (OURS, mode) in calls and not rows[OURS, mode].get("failed"):
+                rows[GRAPH, mode] = self._row(GRAPH, mode)
+                try:
+                    calls[GRAPH, mode] = graphed(calls[OURS, mode])
+                except Exception as failure:
+                    rows[GRAPH, mode]["failed"] = _sentence(failure)
 
     def _row(self, provider: str, mode: str) -> Row:
         known = {"subject": self.subject, "case": self.name, "mode": mode, "provider": provider, "images": self.images}
@@ -133,13 +149,19 @@ class Case:
         return step
 
     def _check(self, calls: dict, rows: dict[Any, Row]) -> None:
-        """A provider may be twice as wrong as plain torch in float32, and a floor more."""
-        exact, errors = self._results(torch.float64), {}
+        """A provider may be twice as wrong as plain torch in float32, and a floor more. Where the reference in float64
+        does not fit into memory, nothing is compared."""
+        try:
+            exact, errors = self._results(torch.float64), {}
+        except torch.OutOfMemoryError:
+            exact, errors = [], {}
         for key, call in calls.items():
             try:
                 errors[key] = error(call(), exact)
             except Exception as failure:  # torch.compile needs a C++ compiler, memory, and more
-                rows[key]["failed"] = " ".join(str(failure).split())[:200] or type(failure).__name__
+                rows[key]["failed"] = _sentence(failure)
+        if not exact:
+            return
         floor = FLOOR * torch.finfo(torch.float32).eps
         plain = errors.get((REFERENCE, self.modes[-1]))
         if plain is None:  # it takes its time, so it is asked only if somebody needs it
@@ -162,7 +184,31 @@ class Case:
             if self.bytes is not None and mode == "forward" and provider in functions:
                 row["bytes"] = self.bytes
             if mode == "step" and provider in (OURS, REFERENCE):
-                row["kept_mib"] = kept_bytes(functions[provider], self.tensors(), self.data) / self.images / MIB
+                with suppress(torch.OutOfMemoryError):
+                    row["kept_mib"] = kept_bytes(functions[provider], self.tensors(), self.data) / self.images / MIB
+
+
+def _sentence(failure: Exception) -> str:
+    return " ".join(str(failure).split())[:200] or type(failure).__name__
+
+
+def graphed(call: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
+    """The same launches, replayed as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # a capture must find everything compiled and allocated
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = call()
+
+    def replay() -> list[Tensor]:
+        graph.replay()
+        return outputs
+
+    return replay
 
 
 def _without_gradient(function: Function, inputs: list[Tensor]) -> list[Tensor]:
@@ -209,18 +255,26 @@ def interleaved(calls: dict, effort: Effort, repeats: int | None = None) -> dict
 
 
 def seconds(call: Callable[[], object]) -> float:
-    _wait()
+    """By the GPU's own clock if there is one, with its caches cold."""
+    if IS_GPU:
+        return _seconds_on_gpu(call)
     start = time.perf_counter()
     result = call()
-    _wait()
     taken = time.perf_counter() - start
     del result  # freeing it is not what is measured
     return taken
 
 
-def _wait() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
+def _seconds_on_gpu(call: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    _target.zero_()  # 256 MiB, more than any L2 cache
+    torch.cuda.synchronize()
+    start.record()
+    result = call()
+    end.record()
+    end.synchronize()
+    del result
+    return start.elapsed_time(end) / 1e3
 
 
 def _add_times(rows: dict[Any, Row], taken: dict[Any, list[float]]) -> None:
@@ -253,7 +307,6 @@ def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 # The roofs: cuBLAS and memset on a GPU, torch's matrix product and a copy on a CPU.
-IS_GPU = DEVICE.type == "cuda"
 MEMORY = "memset" if IS_GPU else "copy"
 _SIDE, _NUMBERS = (4096, 2**26) if IS_GPU else (1024, 2**23)
 _a, _b = torch.randn(2, _SIDE, _SIDE, device=DEVICE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from harness import Case, Function, Rival, convolution
+from harness import IS_GPU, Case, Function, Rival, convolution
 from torch import Tensor
 
 from tritoncaps import RoutingMap
@@ -27,6 +27,10 @@ def chosen(level: str) -> dict[str, Problem]:
     """Layers by name, as large as the level has time for."""
     if level == "smoke":
         return {"tiny": TINY}
+    if IS_GPU:  # batches that fill a device
+        layers = {"8 to 16 types": SMALL, "32 to 32 types": PAPER, "classes, 16 to 5": CLASSES}
+        batches = (64,) if level == "quick" else (64, 256)
+        return {f"{name}, batch {n}": layer.but(images=n) for name, layer in layers.items() for n in batches}
     if level == "quick":
         return {"8 to 16 types": SMALL}
     return {"8 to 16 types": SMALL.but(images=16), "32 to 32 types": PAPER, "classes, 16 to 5": CLASSES.but(images=64)}

@@ -231,3 +231,87 @@ def test_resource_tables_of_the_documents(bench):
         assert table.strip() == bench("gpu_estimate.py", *arguments.split()).strip(), page
         found += 1
     assert found == 4
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+
+def test_a_reference_that_does_not_fit_is_a_row(harness):
+    case = harness.Case(
+        "x", "y", lambda x: [x * 2], out_of_memory, lambda: [torch.ones(3).double()], 1, 1, timed=(OURS, REFERENCE)
+    )
+    rows = {(row["provider"], row["mode"]): row for row in case.rows("smoke")}
+    assert rows[REFERENCE, "step"]["failed"] == "CUDA out of memory. Tried to allocate"
+    assert rows[OURS, "step"]["p50_ms"] > 0
+    assert "error" not in rows[OURS, "step"]
+
+
+class Clock:
+    """What a benchmark asks of CUDA, in the order in which it does."""
+
+    def __init__(self, monkeypatch, harness):
+        self.seen, clock = [], self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                clock.seen.append("record")
+
+            def synchronize(self):
+                clock.seen.append("wait")
+
+            def elapsed_time(self, other):
+                return 7.0
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.seen.append("synchronize"))
+        monkeypatch.setattr(
+            harness, "_target", SimpleNamespace(zero_=lambda: self.seen.append("flush"), copy_=lambda _: None)
+        )
+        monkeypatch.setattr(harness, "IS_GPU", True)
+
+
+def test_a_gpu_is_timed_by_its_own_clock_with_cold_caches(harness, monkeypatch):
+    clock = Clock(monkeypatch, harness)
+    assert harness.seconds(lambda: clock.seen.append("call")) == pytest.approx(7e-3)
+    assert clock.seen == ["flush", "synchronize", "record", "call", "record", "wait"]
+
+
+def test_graphs_are_rows_of_their_own(harness, monkeypatch):
+    """Captured once and replayed; a capture that fails is a row that says so."""
+    Clock(monkeypatch, harness)
+    replays = []
+    monkeypatch.setattr(harness, "graphed", lambda call: lambda: replays.append(call()) or replays[-1])
+    case = harness.Case(
+        "x", "y", lambda x: [x * 2], lambda x: [x + x], lambda: [torch.ones(3).double()], 1, 1, timed=(OURS,)
+    )
+    rows = {(row["provider"], row["mode"]): row for row in case.rows("smoke")}
+    assert rows[harness.GRAPH, "step"]["p50_ms"] == 7.0
+    assert replays
+    monkeypatch.setattr(harness, "graphed", lambda call: 1 / 0)
+    rows = {(row["provider"], row["mode"]): row for row in case.rows("smoke")}
+    assert rows[harness.GRAPH, "step"]["failed"] == "division by zero"
+
+
+def test_a_gpu_gets_batches_that_fill_it_and_no_thread_scaling(harness, monkeypatch):
+    import problems
+    import scaling
+
+    monkeypatch.setattr(problems, "IS_GPU", True)
+    monkeypatch.setattr(scaling, "IS_GPU", True)
+    assert {problem.images for problem in problems.chosen("full").values()} == {64, 256}
+    assert {case.group for case in scaling.cases("quick")} == {
+        "batch",
+        "image side",
+        "parent types",
+        "kernel size",
+        "iterations",
+    }
+
+
+def test_rivals_do_not_use_tf32(harness):
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
