@@ -1,13 +1,17 @@
 """RoutingMap: the tables are right, each other's inverse, and wrong maps are refused in a sentence."""
 
+import itertools
 import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritoncaps import RoutingMap
+from tritoncaps.kernels.common.tables import offset_of, orders_of
+from tritoncaps.kernels.common.triton.pairs import groups_of, pairs_of
 from tritoncaps.testing import routing_maps
 
 
@@ -108,3 +112,47 @@ def test_maps_are_built_once_and_survive_pickling():
 def test_wrong_maps_are_refused(build, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         build()
+
+
+@pytest.mark.parametrize(
+    "routing_map",
+    [
+        RoutingMap.conv((4, 5), 3, stride=2, padding=1),
+        RoutingMap.full((2, 3)),
+        RoutingMap.from_edges([0, 1, 1, 3], [0, 0, 1, 1], 4, 2, weight_of=[1, 0]),
+    ],
+    ids=["conv", "full", "graph"],
+)
+def test_pairs_stand_in_the_orders_that_kernels_read(routing_map):
+    tables = routing_map.tables()
+    orders = orders_of(tables)
+    slots = routing_map.num_slots
+    assert (orders.parent * slots + orders.slot).equal(tables.parents_pair)
+    assert (orders.edge_parent * slots + orders.edge_slot).tolist() == list(range(tables.children.numel()))
+    expected = {(int(c), p, s) for p, row in enumerate(tables.children) for s, c in enumerate(row) if c >= 0}
+    by_weight = list(
+        zip(*(x.tolist() for x in (orders.weight_child, orders.weight_parent, orders.weight_slot)), strict=True)
+    )
+    assert (set(by_weight), len(by_weight)) == (expected, len(expected))
+    for block, (start, end) in enumerate(itertools.pairwise(orders.weight_start.tolist())):
+        assert {int(tables.weight_of[slot]) for _, _, slot in by_weight[start:end]} <= {block}
+    assert len(orders.weight_start) == routing_map.num_weights + 1
+    assert orders.weight_start[-1] == len(expected)
+    assert all(x.data_ptr() % 16 == tables.orders.data_ptr() % 16 for x in orders)
+
+
+@pytest.mark.parametrize("competition", ["global", "local"])
+def test_kernels_make_no_tables_of_their_own(competition):
+    """Or CUDA graphs would make them at every replay, and two streams at the same time."""
+    routing_map = RoutingMap.conv((3, 3), 2)
+    tables = routing_map.tables()
+
+    class Nothing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            assert function.is_view, f"{function} makes a tensor"
+            return function(*args, **(kwargs or {}))
+
+    with Nothing():
+        groups_of(tables, competition)
+        pairs_of(tables)
+        offset_of(tables, torch.float32), offset_of(tables, torch.float64)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.tables import Tables, make_tables
 from tritoncaps.kernels.common.tracing import constant, plain
 
 Size = tuple[int, ...]
@@ -256,7 +256,7 @@ def _host_tables(key: tuple[Any, ...]) -> Tables:
 
 def _with_inverse(children: Tensor, weight_of: Tensor, offset: Tensor, num_children: int) -> Tables:
     start, pair = _invert(children, num_children)
-    return Tables(children.int(), weight_of.int(), offset.double(), start.int(), pair.int())
+    return make_tables(children, weight_of.long(), offset, start, pair)
 
 
 def _paddings(padding: Size | Literal["same"], axis: int, kernel: int, dilation: int) -> tuple[int, int]:

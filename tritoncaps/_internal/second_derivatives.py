@@ -121,5 +121,5 @@ def _(given: Given) -> tuple[Tensor, ...]:
 
 def _routing_map(tables: Sequence[Tensor], out_size: tuple[int, ...] | None = None) -> RoutingMap:
     """Over flat locations, unless parents have a shape."""
-    children, weight_of, offset, start, _ = tables
+    children, weight_of, offset, start, *_ = tables
     return RoutingMap.from_tables(children, weight_of, offset, (len(start) - 1,), out_size or (len(children),))

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.tables import Orders, Tables
 from tritoncaps.kernels.common.triton.launching import OPTIONS, blocks
-from tritoncaps.kernels.common.triton.pairs import Groups, Pairs, groups_of, pairs_of
+from tritoncaps.kernels.common.triton.pairs import Groups, groups_of, pairs_of
 from tritoncaps.kernels.dynamic.options import Gradients, Options
 from tritoncaps.kernels.dynamic.triton import config, views
 from tritoncaps.kernels.dynamic.triton.squash import launch_squash, launch_squash_gradient
@@ -22,7 +22,7 @@ class VectorEdges(NamedTuple):
     weight: Tensor  # [K, B, C, D, E]
     priors: Tensor | None  # [K, B, C]
     tables: Tables
-    pairs: Pairs
+    pairs: Orders
     groups: Groups
     options: Options
     config: config.Config
@@ -92,7 +92,7 @@ def _edges(poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables,
     N, B, L, D = poses.shape
     K, _, C, _, E = weight.shape
     P, S = tables.children.shape
-    pairs, groups = pairs_of(tables, K), groups_of(tables, options.competition)
+    pairs, groups = pairs_of(tables), groups_of(tables, options.competition)
     sizes = {"N": N, "L": L, "P": P, "S": S, "G": len(groups.child), "K": K, "B": B, "C": C, "D": D, "E": E}
     chosen = config.choose(P, S, B, C, D, E, K, len(pairs.slot), poses.dtype == torch.float64)
     return VectorEdges(poses, weight, priors, tables, pairs, groups, options, chosen, sizes)

@@ -26,7 +26,7 @@ from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan
 from tritoncaps.kernels.common.numerics import least_support
-from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.tables import Tables, offset_of
 from tritoncaps.kernels.mixture.iteration import Fit, History
 
 WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
@@ -310,6 +310,6 @@ def _made_of_map(
         "edges_count": int(degrees.sum()),
         "degree": int(degrees.max()) if parents else 0,
         "groups": groups,
-        "offset": array(tables.offset.to(dtype)),
+        "offset": array(offset_of(tables, dtype)),
         "share": array(1 / (competitors * parent_types).clamp(min=1).to(dtype).repeat(together)),
     }

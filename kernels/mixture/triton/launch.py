@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.tables import Orders, Tables, offset_of
 from tritoncaps.kernels.common.triton.compiling import uncoalesced
 from tritoncaps.kernels.common.triton.launching import OPTIONS, lanes
-from tritoncaps.kernels.common.triton.pairs import Groups, Pairs, groups_of, once, pairs_of
+from tritoncaps.kernels.common.triton.pairs import Groups, groups_of, pairs_of
 from tritoncaps.kernels.mixture.triton import config
 from tritoncaps.kernels.mixture.triton.rows import ENTRIES, pack
 
@@ -25,7 +25,7 @@ class Edges(NamedTuple):
     activations: Tensor | None  # [N, L, B]
     offset: Tensor | None  # [S, 4]
     tables: Tables
-    pairs: Pairs
+    pairs: Orders
     groups: Groups
     local: bool
     dtype: torch.dtype  # of the arithmetic and of all that is not an input
@@ -50,13 +50,13 @@ def make_edges(
     N, B, C = sizes
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
-    pairs, groups = pairs_of(tables, K), groups_of(tables, competition)
+    pairs, groups = pairs_of(tables), groups_of(tables, competition)
     return Edges(
         poses,
         None if weight is None else pack(weight.reshape(K, B, C, ENTRIES.value).transpose(2, 3)),
         votes,
         activations,
-        None if weight is None else once(tables, dtype, lambda: tables.offset.to(dtype)),
+        None if weight is None else offset_of(tables, dtype),
         tables,
         pairs,
         groups,

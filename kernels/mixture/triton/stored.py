@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tritoncaps.kernels.common.numerics import widen
-from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.tables import Tables, offset_of
 from tritoncaps.kernels.common.triton.launching import blocks
 from tritoncaps.kernels.mixture.iteration import Fit
 from tritoncaps.kernels.mixture.triton import child_view, edge_view, parents
@@ -64,7 +64,7 @@ def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, table
 def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
     """Votes [N, P, S, B, C, 16] plus the map's offset of each slot, in the right-hand column."""
     edges = _edges(votes, None, tables, "global")
-    out, offset = empty_votes(votes, votes.shape), tables.offset.to(edges.dtype)
+    out, offset = empty_votes(votes, votes.shape), offset_of(tables, edges.dtype)
     _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=offset, p_out=out.transpose(4, 5))
     return out
 

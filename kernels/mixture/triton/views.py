@@ -108,7 +108,8 @@ def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
     pair_splits = edges.config.pair_splits
     image_splits = max(1, min(edges.config.image_splits, blocks(sizes["N"], tile.BN)))
     partial = edges.empty(pair_splits * image_splits, K, B, *block)
-    _, _, start, child, parent, slot = edges.pairs
+    pairs = edges.pairs
+    start, child, parent, slot = pairs.weight_start, pairs.weight_child, pairs.weight_parent, pairs.weight_slot
     launch(
         weight_view.weight_view_kernel,
         blocks(B, tile.BB) * type_blocks(C) * K * len(partial),
