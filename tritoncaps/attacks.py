@@ -1,7 +1,7 @@
 """Adversarial images: the fast gradient sign method and the basic iterative method, on any classifier.
 
-A classifier is a function of images [N, C, H, W] that gives scores [N, classes] or Capsules of the classes: a network, or
-a function that prepares pixels for a network, so that epsilon is in units of the pixels.
+A classifier is a function of images [N, C, H, W] that gives scores [N, classes] or Capsules of the classes: a network,
+or a function that prepares pixels for a network, so that epsilon is in units of the pixels.
 
 >>> from tritoncaps import attacks
 >>> changed = attacks.bim(network, images, labels, epsilon=0.1, steps=10)  # doctest: +SKIP
@@ -76,7 +76,7 @@ def bim(
     """The basic iterative method (Kurakin et al. 2017): ``steps`` small steps of :func:`fgsm`; after each, every pixel
     is brought back to at most ``epsilon`` from where it was.
 
-    ``step_size``: of one step; default: a quarter more than ``epsilon`` / ``steps``, so that a pixel can reach the edge.
+    ``step_size``: of one step; default: 1.25 ``epsilon`` / ``steps``, so that a pixel can reach the edge.
     The other arguments are those of :func:`fgsm`.
     """
     _check(images, labels, epsilon, bounds)
@@ -103,7 +103,7 @@ def gradient_size(gradients: Tensor) -> GradientSize:
 
 
 def cross_entropy(outputs: Capsules | Tensor, labels: Tensor) -> Tensor:
-    """Of scores; of capsules, of the logits of their activations, whose gradient does not vanish as that of a sigmoid."""
+    """Of scores; of capsules, of the logits of their activations, whose gradient does not vanish like a sigmoid's."""
     scores = outputs if isinstance(outputs, Tensor) else torch.logit(outputs[1], LOGIT_EPSILON)
     return F.cross_entropy(scores, labels)
 
