@@ -7,7 +7,7 @@ from tritoncaps import Capsules, attacks
 
 WEIGHT = torch.tensor(
     [[1.0, -2.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]]
-)  # two classes, four pixels, two of which do not matter
+)  # two classes, four pixels
 
 
 def linear(images):

@@ -93,8 +93,8 @@ def gradient(classifier: Classifier, images: Tensor, labels: Tensor, loss: Loss 
     """Of each image's own loss, by its pixels: [N, C, H, W]. Parameters of the classifier get none."""
     images = images.detach().requires_grad_()
     with torch.enable_grad():
-        value = (cross_entropy if loss is None else loss)(classifier(images), labels)
-    return torch.autograd.grad(value * len(images), images)[0]  # the loss is a mean over images
+        mean = (cross_entropy if loss is None else loss)(classifier(images), labels)
+        return torch.autograd.grad(mean * len(images), images)[0]
 
 
 def gradient_size(gradients: Tensor) -> GradientSize:
