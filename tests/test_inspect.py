@@ -266,8 +266,9 @@ def test_attribution_follows_the_assignments():
     torch.testing.assert_close(found.capsules["conv_caps1"][0].flatten(1), below)
 
 
-def test_a_primary_capsule_shares_evenly_among_its_pixels():
-    """Only one primary capsule is active: all comes from the 5x5 pixels that it sees."""
+def test_a_primary_capsule_shares_among_its_pixels():
+    """Only one primary capsule is active: all comes from the 5x5 pixels that it sees. Along an axis, the first of them
+    and every second are seen by three capsules, the others by two."""
     network = NETWORKS["matrix"]().eval()
 
     def one_only(module, given, found):
@@ -283,8 +284,18 @@ def test_a_primary_capsule_shares_evenly_among_its_pixels():
     found = inspect.attribution(network, torch.randn(1, 1, 20, 20), 0)
     assert found.support > 0.01
     expected = torch.zeros(20, 20)
-    expected[4:9, 6:11] = found.support.item() / 25
+    part = torch.tensor([1 / 3, 1 / 2, 1 / 3, 1 / 2, 1 / 3])
+    expected[4:9, 6:11] = found.support * torch.outer(part, part) / part.sum() ** 2
     torch.testing.assert_close(found.pixels[0], expected)
+
+
+def test_even_capsules_give_an_even_picture():
+    """Away from the edges."""
+    network = NETWORKS["matrix"]()
+    held = torch.ones(1, 1, 14, 14)
+    found = inspect._spread(held, network.conv, (31, 31))
+    torch.testing.assert_close(found[..., 8:23, 8:23], torch.full((1, 1, 15, 15), 0.25))
+    torch.testing.assert_close(found.sum(), held.sum())
 
 
 def test_a_parent_without_data_shares_evenly():

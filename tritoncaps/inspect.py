@@ -196,8 +196,9 @@ def attribution(network: nn.Module, images: Tensor, classes: int | Sequence[int]
 
     Follows the last assignments down through the layers. A parent shares what it holds among its children in
     proportion to what each gave it: R a in mixture routings, the part of its weighted vote along the parent in dynamic
-    routing, which may be negative. A primary capsule shares evenly among the pixels that it sees. The support of a
-    class is the sum of R a over its children, or the length of its sum of votes before it is squashed.
+    routing, which may be negative. A primary capsule shares among the pixels that it sees, less to those that many
+    capsules see. The support of a class is the sum of R a over its children, or the length of its sum of votes before it
+    is squashed.
 
     Args:
         network: MatrixCapsNet, TinyCapsNet, CapsNet, or a network like them: ``return_intermediate``, a convolution
@@ -272,11 +273,16 @@ def _to_children(edges: Tensor, routing_map: RoutingMap) -> Tensor:
 
 
 def _spread(held: Tensor, convolution: nn.Conv2d, size: Sequence[int]) -> Tensor:
-    """What each place of a convolution's output [N, 1, H', W'] holds, evenly over all that it sees: [N, 1, *size]."""
+    """From what each place of a convolution's output [N, 1, H', W'] holds to the places that it sees, [N, 1, *size].
+
+    Each gets a part in proportion to 1 / (number of outputs that see it).
+    """
     window = held.new_ones(1, 1, *convolution.kernel_size)
     options: Any = (convolution.stride, convolution.padding, convolution.dilation)
-    seen = conv2d(held.new_ones(1, 1, *size), window, None, *options)
-    return conv2d_input((len(held), 1, *size), window, held / seen, *options)
+    seen_by = conv2d_input((1, 1, *size), window, torch.ones_like(held[:1]), *options)
+    part = 1 / seen_by.clamp(min=1)
+    total = conv2d(part, window, None, *options)
+    return part * conv2d_input((len(held), 1, *size), window, held / total, *options)
 
 
 def _convolutions(network: nn.Module) -> list[nn.Conv2d]:

@@ -251,30 +251,31 @@ function poseScale(layer) {
 
 // ---------------------------------------------------------------- drawing: the network
 
-const GAP = 6, TALL = 500;
+const GAP = 6, LARGEST_CELL = 30;
 
-/** Columns of tiles and the side of a cell, as large as the room allows. */
-function layout(layer, room) {
-  let found = { columns: layer.types, cell: 0 };
-  for (let columns = 1; columns <= layer.types; columns++) {
-    const rows = Math.ceil(layer.types / columns);
-    if (rows * columns > layer.types * 1.2) continue;
-    const wide = (room - GAP * (columns - 1)) / (columns * layer.width);
-    const high = (TALL - GAP * (rows - 1)) / (rows * layer.height);
-    const cell = Math.max(3, Math.min(26, Math.floor(Math.min(wide, high))));
-    if (cell > found.cell) found = { columns, rows, cell };
-  }
-  return found;
+/** Tiles in about as many columns as rows, without a hole where that is possible. */
+function arrange(layer) {
+  const root = Math.floor(Math.sqrt(layer.types));
+  const divisors = Array.from({ length: root }, (_, i) => root - i).filter((n) => layer.types % n === 0);
+  layer.columns = layer.types > 8 && divisors[0] * 3 < root ? root : divisors[0];
+  layer.rows = Math.ceil(layer.types / layer.columns);
 }
 
+/** Cells as large as the room allows: all layers are about as high, and together not too wide. */
 function layOut() {
-  const shown = layers.slice(0, last), style = getComputedStyle($("network"));
+  const layersShown = layers.slice(0, last), style = getComputedStyle($("network"));
   const inner = $("network").clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
   const others = document.querySelector(".input").offsetWidth + document.querySelector(".classes").offsetWidth;
-  const room = Math.max(inner - others - parseFloat(style.columnGap || 24) * (shown.length + 1), 300);
-  const weights = shown.map((layer) => Math.sqrt(layer.types * layer.places));
-  const total = weights.reduce((a, b) => a + b, 0);
-  shown.forEach((layer, i) => Object.assign(layer, layout(layer, (room * weights[i]) / total)));
+  const room = Math.max(inner - others - parseFloat(style.columnGap) * (layersShown.length + 1), 300);
+  const high = Math.min(Math.max(0.52 * window.innerHeight, 420), 620);
+  const fit = (layer) => Math.min((high - GAP * (layer.rows + 1)) / (layer.rows * layer.height), LARGEST_CELL);
+  const wide = (layer, cell) => layer.columns * (layer.width * cell + GAP) + GAP;
+  layersShown.forEach(arrange);
+  // large cells shrink more than small ones, until all layers fit
+  let size = 10;
+  const cellOf = (layer) => Math.max(3, Math.floor(2 * Math.min(fit(layer), size * Math.sqrt(fit(layer)))) / 2);
+  while (size > 0.5 && layersShown.reduce((sum, layer) => sum + wide(layer, cellOf(layer)), 0) > room) size -= 0.05;
+  for (const layer of layersShown) layer.cell = cellOf(layer);
 }
 
 /** The upper left corner of a capsule's cell. */
@@ -361,16 +362,20 @@ function drawPicture() {
   $("image-note").textContent = note;
 }
 
-/** Light where the support of a class comes from: orange over the picture, smooth. */
+/** Light where the support of a class comes from; the rest of the picture lies in shadow. */
 function drawHeat(brush, values, height, width, side) {
-  const canvas = document.createElement("canvas");
-  canvas.width = width;
-  canvas.height = height;
-  const image = new ImageData(width, height);
-  values.forEach((value, i) => image.data.set([255, 128, 20, 225 * value], 4 * i));
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  const layer = (colour) => {
+    const canvas = document.createElement("canvas");
+    canvas.width = width;
+    canvas.height = height;
+    const image = new ImageData(width, height);
+    values.forEach((value, i) => image.data.set(colour(value), 4 * i));
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    brush.drawImage(canvas, 0, 0, side, (side * height) / width);
+  };
   brush.imageSmoothingEnabled = true;
-  brush.drawImage(canvas, 0, 0, side, (side * height) / width);
+  layer((value) => [12, 15, 20, 130 * (1 - value)]);
+  layer((value) => [255, 132, 20, 165 * value]);
 }
 
 function drawClasses() {
