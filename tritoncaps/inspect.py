@@ -197,8 +197,8 @@ def attribution(network: nn.Module, images: Tensor, classes: int | Sequence[int]
     Follows the last assignments down through the layers. A parent shares what it holds among its children in
     proportion to what each gave it: R a in mixture routings, the part of its weighted vote along the parent in dynamic
     routing, which may be negative. A primary capsule shares among the pixels that it sees, less to those that many
-    capsules see. The support of a class is the sum of R a over its children, or the length of its sum of votes before it
-    is squashed.
+    capsules see. The support of a class is the sum of R a over its children, or the length of its sum of votes before
+    it is squashed.
 
     Args:
         network: MatrixCapsNet, TinyCapsNet, CapsNet, or a network like them: ``return_intermediate``, a convolution

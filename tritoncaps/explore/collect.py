@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -148,7 +149,7 @@ def _image(
     names = list(layers)
     for name in names:
         result[f"{name}.poses"] = layers[name].poses.flatten(layers[name].activations.ndim)
-    for below, name in zip(names, names[1:], strict=False):
+    for below, name in pairwise(names):
         result |= _iterations(network, name, layers[below])
     every = torch.arange(classes, device=inputs.device)
     traced = inspect.attribution(network, inputs.expand(classes, *inputs.shape[1:]), every)

@@ -121,6 +121,12 @@ function gaussianOf(parent, iteration) {
   return { mean: cut("mean"), deviation: has(`${name}.deviation`) ? cut("deviation") : null };
 }
 
+/** A capsule's pose as the layer returns it. */
+function poseOf({ layer, type, place }) {
+  const { name, entries, places } = layers[layer], begin = (type * places + place) * entries;
+  return part(`${name}.poses`, state.image).subarray(begin, begin + entries);
+}
+
 /** The pixels that a capsule sees: [top, left, bottom, right]. */
 function fieldOf(layer, place) {
   const { size, step } = header.field, { width, name } = layers[layer];
@@ -519,8 +525,9 @@ function scales(ex, ey, width, height) {
   return [[ex, 0, width], [ey, height, 0]].map(([entry, from, to]) => {
     const values = chosen.votes.map((vote) => vote[entry]).sort((a, b) => a - b), at = (q) => values[Math.floor(q * (values.length - 1))];
     let low = at(0.02), high = at(0.98);
+    const most = high - low || 1;
     for (let t = 1; t < chosen.steps.length; t++) {
-      const { mean, deviation } = gaussianOf(state.parent, t), reach = deviation ? 1.2 * deviation[entry] : 0;
+      const { mean, deviation } = gaussianOf(state.parent, t), reach = deviation ? Math.min(2.1 * deviation[entry], most) : 0;
       low = Math.min(low, mean[entry] - reach);
       high = Math.max(high, mean[entry] + reach);
     }
@@ -628,11 +635,12 @@ function drawPose() {
   const { parent, iteration } = state;
   const box = $("matrix");
   $("pose-note").textContent = "";
+  drawFrame();
   if (!parent) return box.replaceChildren();
-  const layer = layers[parent.layer], flat = parent.type * layer.places + parent.place;
-  let mean, deviation = null;
-  if (parent.layer && iteration) ({ mean, deviation } = gaussianOf(parent, iteration));
-  else if (!parent.layer) mean = part(`${layer.name}.poses`, state.image).subarray(flat * layer.entries, (flat + 1) * layer.entries);
+  const layer = layers[parent.layer];
+  let mean = null, deviation = null;
+  if (!parent.layer) mean = poseOf(parent);
+  else if (iteration) ({ mean, deviation } = gaussianOf(parent, iteration));
   const cells = Array.from({ length: layer.entries }, (_, h) => {
     const cell = element("span", mean ? number(mean[h]) : "–");
     if (mean) {
@@ -646,7 +654,28 @@ function drawPose() {
   box.replaceChildren(...cells);
   $("pose-note").textContent = isVector
     ? "Warm: positive, cold: negative. The votes show the two entries with a border."
-    : "The mean of the votes. Warm: positive, cold: negative. The votes show the two entries with a border; an arrow frame shows the first two columns.";
+    : "Warm: positive, cold: negative. The votes show the two entries with a border. The arrows are the first column (warm) and the second (cold); those of earlier iterations are paler.";
+}
+
+/** The arrow frame of the chosen capsule, large, with those of the iterations before in a lighter tone. */
+function drawFrame() {
+  const canvas = $("frame"), { parent, iteration } = state, side = 150, brush = context(canvas, side, side);
+  canvas.hidden = !parent;
+  if (!parent) return;
+  const poses = parent.layer ? Array.from({ length: iteration }, (_, t) => gaussianOf(parent, t + 1).mean) : [poseOf(parent)];
+  const axes = (pose) => (isVector ? [[pose[0], pose[1]]] : [[pose[0], pose[4]], [pose[1], pose[5]]]);
+  const scale = Math.max(...poses.flatMap(axes).map(([dx, dy]) => Math.hypot(dx, dy)), 1e-6);
+  brush.strokeStyle = css("--line");
+  brush.beginPath();
+  brush.arc(side / 2, side / 2, side * 0.46, 0, 7);
+  brush.stroke();
+  poses.forEach((pose, t) => {
+    brush.globalAlpha = t + 1 === poses.length ? 1 : 0.3;
+    axes(pose).forEach(([dx, dy], i) => {
+      brush.strokeStyle = css(i ? "--blue" : "--accent");
+      arrow(brush, side / 2, side / 2, (dx / scale) * side * 0.46, (dy / scale) * side * 0.46, 3);
+    });
+  });
 }
 
 // ---------------------------------------------------------------- the decoder

@@ -62,12 +62,12 @@ def write_page(
 
     given: Any = (labels, classes, prepare, show)
     collected = collect(network, pixels.float() / 255, *given)
-    page = render(collected, title, about)
+    page = render(collected, title, about).encode()
     count = len(pixels)
     while len(page) > LIMIT and count > 1:
         count = max(1, min(count - 1, int(count * LIMIT / len(page))))
-        page = render(first_images(collected, count), title, about)
+        page = render(first_images(collected, count), title, about).encode()
     if len(page) > LIMIT:
-        raise ValueError(f"the network is too large for a page of {LIMIT // 1_000_000} MB: one image needs {len(page):,}")
-    write_atomically(Path(path), lambda file: file.write(page.encode("utf-8")))
+        raise ValueError(f"the network is too large for a page of {LIMIT:,} bytes: with one image it has {len(page):,}")
+    write_atomically(Path(path), lambda file: file.write(page))
     return count
