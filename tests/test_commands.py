@@ -9,7 +9,7 @@ from PIL import Image
 
 from tritoncaps.cli import main
 
-COMMANDS = ("train", "evaluate", "predict", "data", "info", "bench", "doctor")
+COMMANDS = ("train", "evaluate", "predict", "explore", "data", "info", "bench", "doctor")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import official_files as official
@@ -22,6 +23,7 @@ from tritoncaps.explore.collect import collect, first_images
 from tritoncaps.explore.packing import pack
 from tritoncaps.models import CapsNet, MatrixCapsNet, TinyCapsNet
 
+ROOT = Path(__file__).parent.parent
 CLASSES = ("cat", "dog", "</script>")
 PIPELINE = Pipeline(crop=20, standardise="image")
 IMAGES = 3
@@ -65,7 +67,7 @@ def collected(request):
 def unpacked(packed, name):
     """As page.js does it."""
     content = gzip.decompress(base64.b64decode(packed.content))
-    entry = packed.index[name]
+    entry = packed.table[name]
     count, begin, kind = int(np.prod(entry["shape"])), entry["begin"], entry["kind"]
     if kind == "rows8":
         rows = entry["shape"][0]
@@ -95,7 +97,7 @@ def test_packed_numbers_come_back():
     assert np.abs(np.sqrt(unpacked(packed, "roots")) - shares.sqrt().numpy()).max() <= 0.5001 / 255
     rows = unpacked(packed, "rows") / np.array([1.0, 100.0, 0.01])[:, None, None]
     assert np.abs(rows - few.numpy()).max() <= 0.51 * few.abs().max().item() / 127
-    assert all(entry["begin"] % 8 == 0 for entry in packed.index.values())
+    assert all(entry["begin"] % 8 == 0 for entry in packed.table.values())
 
 
 # the numbers
@@ -203,6 +205,13 @@ def test_the_page_needs_nothing_else(pages):
         header = header_of(text)
         assert header["classes"] == list(CLASSES)
         assert header["title"] == "<A & B>"
+
+
+def test_the_template_is_installed():
+    """pyproject.toml lists what stands beside the Python files."""
+    listed = re.search(r'"tritoncaps.explore" = \[(.*?)\]', (ROOT / "pyproject.toml").read_text()).group(1)
+    files = {path.name for path in page.FOLDER.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert set(re.findall(r'"(.*?)"', listed)) == files
 
 
 def test_as_many_images_as_fit(pages, tmp_path, monkeypatch):

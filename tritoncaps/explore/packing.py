@@ -1,4 +1,4 @@
-"""Arrays in few bytes, as page.js unpacks them: an index, and all bytes in one gzip stream, in base64.
+"""Arrays in few bytes, as page.js unpacks them: a table, and all bytes in one gzip stream, in base64.
 
 | kind | bytes a number | the number |
 | --- | --- | --- |
@@ -22,25 +22,25 @@ KINDS = ("float16", "int16", "uint8", "root8", "rows8")
 
 
 class Packed(NamedTuple):
-    """``index``: by name, where an array begins, its kind and its shape. ``content``: gzip in base64."""
+    """``table``: by name, where an array begins, its kind and its shape. ``content``: gzip in base64."""
 
-    index: dict[str, dict[str, Any]]
+    table: dict[str, dict[str, Any]]
     content: str
 
 
 def pack(arrays: dict[str, tuple[str, Tensor]]) -> Packed:
     """``arrays``: by name, a kind of the table above and the numbers."""
-    index: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     parts: list[bytes] = []
     begin = 0
     for name, (kind, values) in arrays.items():
         part = encode(kind, values)
         part += bytes(-len(part) % 8)  # typed arrays begin at multiples of their size
-        index[name] = {"begin": begin, "kind": kind, "shape": list(values.shape)}
+        table[name] = {"begin": begin, "kind": kind, "shape": list(values.shape)}
         parts.append(part)
         begin += len(part)
     stream = gzip.compress(b"".join(parts), 9, mtime=0)
-    return Packed(index, base64.b64encode(stream).decode("ascii"))
+    return Packed(table, base64.b64encode(stream).decode("ascii"))
 
 
 def encode(kind: str, values: Tensor) -> bytes:

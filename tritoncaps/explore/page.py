@@ -24,7 +24,7 @@ LIMIT = 5_000_000  # bytes of a page
 def render(collected: Collected, title: str, about: str) -> str:
     """The HTML, which needs no other file. ``about``: one line under the title."""
     packed = pack(collected.arrays)
-    header = {"title": title, "about": about, **collected.header, "arrays": packed.index}
+    header = {"title": title, "about": about, **collected.header, "arrays": packed.table}
     fillings = {
         "title": html.escape(title),
         "style": (FOLDER / "style.css").read_text(encoding="utf-8"),
