@@ -248,7 +248,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert re.fullmatch(r"smallnorb.html: 2 images, \d\.\d MB\n", out)
     header = header_of((tmp_path / "smallnorb.html").read_text())
     assert header["labels"] == [[0], [1]]
-    assert header["about"].startswith("MatrixCapsNet, EMRouting(iterations=2")
+    assert header["about"] == "MatrixCapsNet, 2 iterations of EM routing, local competition, test images of smallnorb"
     assert main(["explore", "--pretrained", "smallnorb", "--images", "0", *data]) == 1
     assert "--images must be a whole number of at least 1, but it is 0" in capsys.readouterr().err
     assert main(["explore", "--pretrained", "smallnorb", "--out", "nowhere/x.html", *data]) == 1

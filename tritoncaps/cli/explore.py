@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
+from tritoncaps import DynamicRouting, EMRouting, VBRouting
 from tritoncaps.data import MultiMNIST
 from tritoncaps.data.files import data_folder
 from tritoncaps.explore import write_page
@@ -56,12 +59,19 @@ def run(args: argparse.Namespace) -> int:
         add_data(config.data, own["data"], data_folder(args.data_dir))
     data = load_test(replace(config, data_dir=args.data_dir or config.data_dir, test_limit=None))
     pixels, labels = chosen(data, args.images)
-    routing = network.get_submodule("class_caps").routing
-    about = f"{type(network).__name__}, {routing}, test images of {config.data}"
+    about = f"{described(network)}, test images of {config.data}"
     count = write_page(out, network, pixels, labels, data.classes, pipeline_of(config), name, about)
     left_out = f" ({len(pixels) - count} more would have made it larger than 5 MB)" if count < len(pixels) else ""
     print(f"{out}: {count} images{left_out}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def described(network: nn.Module) -> str:
+    """The network and its routing, in words."""
+    routing: Any = network.get_submodule("class_caps").routing
+    known = {EMRouting: "EM routing", VBRouting: "variational Bayes routing", DynamicRouting: "dynamic routing"}
+    name = known.get(type(routing), type(routing).__name__)
+    return f"{type(network).__name__}, {routing.iterations} iterations of {name}, {routing.competition} competition"
 
 
 def chosen(data: Data, count: int) -> tuple[torch.Tensor, list[list[int]]]:

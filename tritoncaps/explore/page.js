@@ -259,11 +259,12 @@ function poseScale(layer) {
 
 const GAP = 6, LARGEST_CELL = 30;
 
-/** Tiles in about as many columns as rows, without a hole where that is possible. */
-function arrange(layer) {
+/** Tiles in about as many columns as rows, without a hole where that is possible; a layer alone has more columns. */
+function arrange(layer, alone) {
   const root = Math.floor(Math.sqrt(layer.types));
-  const divisors = Array.from({ length: root }, (_, i) => root - i).filter((n) => layer.types % n === 0);
-  layer.columns = layer.types > 8 && divisors[0] * 3 < root ? root : divisors[0];
+  const divisor = Array.from({ length: root }, (_, i) => root - i).find((n) => layer.types % n === 0);
+  const columns = layer.types > 8 && divisor * 3 < root ? root : divisor;
+  layer.columns = alone ? Math.ceil(layer.types / columns) : columns;
   layer.rows = Math.ceil(layer.types / layer.columns);
 }
 
@@ -276,7 +277,7 @@ function layOut() {
   const high = Math.min(Math.max(0.52 * window.innerHeight, 420), 620);
   const fit = (layer) => Math.min((high - GAP * (layer.rows + 1)) / (layer.rows * layer.height), LARGEST_CELL);
   const wide = (layer, cell) => layer.columns * (layer.width * cell + GAP) + GAP;
-  layersShown.forEach(arrange);
+  layersShown.forEach((layer) => arrange(layer, layersShown.length === 1));
   // large cells shrink more than small ones, until all layers fit
   let size = 10;
   const cellOf = (layer) => Math.max(3, Math.floor(2 * Math.min(fit(layer), size * Math.sqrt(fit(layer)))) / 2);
