@@ -65,7 +65,7 @@ def collected(request):
 
 
 def unpacked(packed, name):
-    """As page.js does it."""
+    """As data.js does it."""
     content = gzip.decompress(base64.b64decode(packed.content))
     entry = packed.table[name]
     count, begin, kind = int(np.prod(entry["shape"])), entry["begin"], entry["kind"]

@@ -1,4 +1,4 @@
-"""Arrays in few bytes, as page.js unpacks them: a table, and all bytes in one gzip stream, in base64.
+"""Arrays in few bytes, as data.js unpacks them: a table, and all bytes in one gzip stream, in base64.
 
 | kind | bytes a number | the number |
 | --- | --- | --- |

@@ -18,6 +18,7 @@ from tritoncaps.explore.collect import Collected, collect, first_images
 from tritoncaps.explore.packing import pack
 
 FOLDER = Path(__file__).parent
+SCRIPTS = ("data.js", "network.js", "routing.js", "page.js")  # one after the other
 LIMIT = 5_000_000  # bytes of a page
 
 
@@ -30,7 +31,7 @@ def render(collected: Collected, title: str, about: str) -> str:
         "style": (FOLDER / "style.css").read_text(encoding="utf-8"),
         "header": json.dumps(header, separators=(",", ":")).replace("<", "\\u003c"),
         "data": packed.content,
-        "script": (FOLDER / "page.js").read_text(encoding="utf-8"),
+        "script": "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS),
     }
     page = (FOLDER / "page.html").read_text(encoding="utf-8")
     for name, text in fillings.items():
