@@ -3,7 +3,7 @@
 // ---------------------------------------------------------------- helpers
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const number = (x, digits = 2) => (Object.is(x, NaN) || x === undefined ? "–" : x.toFixed(digits).replace("-", "−"));
+const number = (x, digits = 2) => (Number.isNaN(x) ? "–" : x.toFixed(digits).replace(/^-(?=[0.]*$)/, "").replace("-", "−"));
 
 function context(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
@@ -50,10 +50,11 @@ function arrow(brush, x, y, dx, dy, thickness) {
   brush.stroke();
 }
 
-/** A pose as a frame: where the axes of the part point, its first two columns; for vectors, the first two numbers. */
+/** The arrows of a pose, on paper where up is positive: its first two columns; for vectors, the first two numbers. */
+const axesOf = (pose) => (isVector ? [[pose[0], -pose[1]]] : [[pose[0], -pose[4]], [pose[1], -pose[5]]]);
+
 function frame(brush, pose, x, y, radius, scale) {
-  const axes = isVector ? [[pose[0], pose[1]]] : [[pose[0], pose[4]], [pose[1], pose[5]]];
-  axes.forEach(([dx, dy], i) => {
+  axesOf(pose).forEach(([dx, dy], i) => {
     const length = Math.hypot(dx, dy) || 1, drawn = radius * Math.min(length / scale, 1);
     arrow(brush, x, y, (dx / length) * drawn, (dy / length) * drawn, Math.max(0.9, radius * (i ? 0.09 : 0.17)));
   });
@@ -62,8 +63,7 @@ function frame(brush, pose, x, y, radius, scale) {
 /** A length that nine of ten axes of a layer's poses stay below. */
 function poseScale(layer) {
   const poses = part(`${layer.name}.poses`, state.image), lengths = [];
-  for (let i = 0; i < poses.length; i += layer.entries)
-    lengths.push(isVector ? Math.hypot(poses[i], poses[i + 1]) : Math.hypot(poses[i], poses[i + 4]));
+  for (let i = 0; i < poses.length; i += layer.entries) lengths.push(Math.hypot(...axesOf(poses.subarray(i, i + layer.entries))[0]));
   lengths.sort((a, b) => a - b);
   return lengths[Math.floor(0.9 * (lengths.length - 1))] || 1;
 }

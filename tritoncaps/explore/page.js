@@ -2,8 +2,17 @@
 
 // ---------------------------------------------------------------- state
 
-const state = { image: 0, iteration: 0, epsilon: 0, parent: null, hover: null, x: 3, y: isVector ? 1 : 7, moved: [] };
-if (isVector) state.x = 0;
+const state = {
+  image: 0,
+  iteration: 0, // 0 is the start
+  epsilon: 0, // its place in header.epsilons
+  parent: null, // the chosen capsule: layer, type, place
+  follow: true, // the chosen class is that which the network finds
+  hover: null, // the capsule under the mouse: layer, flat
+  x: isVector ? 0 : 3, // entries of the pose that the votes show
+  y: isVector ? 1 : 7,
+  moved: [], // what is added to the numbers that the decoder draws
+};
 let chosen = null; // what follows from the parent and the image: edges, votes, assignments of every iteration
 
 const iterations = () => layers[state.parent && state.parent.layer ? state.parent.layer : last].iterations;

@@ -218,15 +218,14 @@ function drawFrame() {
   canvas.hidden = !parent;
   if (!parent) return;
   const poses = parent.layer ? Array.from({ length: iteration }, (_, t) => gaussianOf(parent, t + 1).mean) : [poseOf(parent)];
-  const axes = (pose) => (isVector ? [[pose[0], pose[1]]] : [[pose[0], pose[4]], [pose[1], pose[5]]]);
-  const scale = Math.max(...poses.flatMap(axes).map(([dx, dy]) => Math.hypot(dx, dy)), 1e-6);
+  const scale = Math.max(...poses.flatMap(axesOf).map(([dx, dy]) => Math.hypot(dx, dy)), 1e-6);
   brush.strokeStyle = css("--line");
   brush.beginPath();
   brush.arc(side / 2, side / 2, side * 0.46, 0, 7);
   brush.stroke();
   poses.forEach((pose, t) => {
     brush.globalAlpha = t + 1 === poses.length ? 1 : 0.3;
-    axes(pose).forEach(([dx, dy], i) => {
+    axesOf(pose).forEach(([dx, dy], i) => {
       brush.strokeStyle = css(i ? "--blue" : "--accent");
       arrow(brush, side / 2, side / 2, (dx / scale) * side * 0.46, (dy / scale) * side * 0.46, 3);
     });
