@@ -2,7 +2,7 @@
 
 examples:
   tritoncaps experiment list                                  what there is
-  tritoncaps experiment adversarial --quick                   in a minute; report.html is in runs/experiments/adversarial
+  tritoncaps experiment adversarial --quick                   in a minute, into runs/experiments/adversarial
   tritoncaps experiment adversarial --run runs/smallnorb-matrix-capsnet-small
   tritoncaps experiment vote-histograms --pretrained smallnorb --data smallnorb
 

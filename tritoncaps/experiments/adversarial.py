@@ -13,13 +13,12 @@ from torch import Tensor
 
 from tritoncaps import attacks
 from tritoncaps.data import ImageSet
-from tritoncaps.experiments.lab import Lab, Trained, pixels_of, some
+from tritoncaps.experiments.lab import Lab, Trained, pixels_of
 from tritoncaps.experiments.networks import train_cnn, train_matrix_capsnet
 from tritoncaps.experiments.style import CAPSULES, CNN, OTHER, picture, row_label, subplots
 from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
 from tritoncaps.training.saved import load_pretrained_network
-from tritoncaps.training.task import load_test
 
 EXAMPLES = 2  # images that are shown
 METHODS = {"FGSM": attacks.fgsm, "BIM": attacks.bim}
@@ -34,9 +33,7 @@ def run(lab: Lab) -> None:
     steps, settings = lab.options.steps or lab.choose(400, 5000), {"data": capsules.config.data, "test_limit": count}
     cnn = train_cnn(lab, "CNN", steps, **settings)
     other = train_cnn(lab, "another CNN", steps, seed=lab.options.seed + 1, **settings)
-    data = load_test(capsules.config)
-    assert isinstance(data, ImageSet), "MultiMNIST's images have two classes"
-    data = some(data, count, lab.options.seed)
+    data = capsules.test_images(count, lab.options.seed)
 
     attacked = {
         network.name: lab.step(name, lambda network=network: _white_box(network, data, epsilons, bim_steps))

@@ -25,16 +25,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tritoncaps.data import ImageSet, Pipeline
+from tritoncaps.data import ImageSet, MultiMNIST, Pipeline
 from tritoncaps.data.files import remove_leftovers, write_atomically
 from tritoncaps.experiments.page import page
 from tritoncaps.extras import require
 from tritoncaps.models.pretrained import CHECKSUMS
-from tritoncaps.training import Config, ConfigError, load_checkpoint, load_network, pipeline_of, train
+from tritoncaps.training import (
+    Config,
+    ConfigError,
+    Evaluation,
+    evaluate,
+    load_checkpoint,
+    load_network,
+    pipeline_of,
+    train,
+)
 from tritoncaps.training.checkpoint import LAST
+from tritoncaps.training.distributed import world
 from tritoncaps.training.own import BuildNetwork, LoadData
 from tritoncaps.training.pictures import save
 from tritoncaps.training.saved import load_pretrained_network
+from tritoncaps.training.task import load_test
 from tritoncaps.version import __version__
 
 RESULT = "result.json"  # of a training that has come to a stage
@@ -91,6 +102,17 @@ class Trained(NamedTuple):
     def __call__(self, pixels: Tensor) -> Any:
         """The network's outputs for images with pixels of 0 to 1 [N, C, H, W]; gradients flow to the pixels."""
         return self.network(self.pipeline.test(pixels * 255)[0])
+
+    def test_images(self, count: int, seed: int) -> ImageSet:
+        """At most ``count`` of the data set, chosen at random."""
+        data = load_test(replace(self.config, test_limit=None))
+        if not isinstance(data, ImageSet):
+            raise ConfigError(f"--data {self.config.data} has images of two classes, where one is needed")
+        return data if count >= len(data) else data.split(count, seed)[0]
+
+    def evaluate(self, data: ImageSet | MultiMNIST) -> Evaluation:
+        with world("cpu") as w:
+            return evaluate(self.network, data, self.pipeline, w)
 
     def seen(self, pixels: Tensor) -> Tensor:
         """The middle of the images, all that the network sees of them but for their mean and variance."""
@@ -253,11 +275,6 @@ class Lab:
 
 def as_json(report: Report) -> dict[str, Any]:
     return {**report._asdict(), "folder": str(report.folder), "tritoncaps": __version__}
-
-
-def some(data: ImageSet, count: int, seed: int = 0) -> ImageSet:
-    """At most ``count`` images, chosen at random."""
-    return data if count >= len(data) else data.split(count, seed)[0]
 
 
 def pixels_of(data: ImageSet) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from tritoncaps.experiments.lab import Lab, Trained
 from tritoncaps.models import CapsNet, MatrixCapsNet
 from tritoncaps.models.baselines import SmallNORBBaseline
-from tritoncaps.training import Config, Task
+from tritoncaps.training import Config, ConfigError, Task
 
 # what makes the first thousands of images count: docs/recipes/toynorb-demo.toml
 RECIPE: dict[str, Any] = {"batch_size": 32, "lr": 5e-3, "lr_schedule": "cosine", "margin": "fixed", "jitter": "none"}
@@ -74,6 +74,21 @@ def train_capsnet(lab: Lab, name: str, steps: int, **settings: Any) -> Trained:
     decoder = {"loss": "margin", "lr": 2e-3, "standardise": "none", "jitter": "none", "reconstruction": 0.005}
     config = Config(**model, **_settings(lab, steps, {**decoder, **settings}))
     return lab.train(name, config, lab.choose(small_capsnet, None))
+
+
+def decoding_capsnet(lab: Lab) -> Trained:
+    """The network that the options name, or one that is trained on MNIST or on the data that they name."""
+    trained = lab.given()
+    if trained is None:
+        data = lab.options.data or "mnist"
+        steps = lab.options.steps or lab.choose(800, 10_000)
+        return train_capsnet(lab, "CapsNet", steps, data=data, mono=data.endswith("norb"), test_limit=1000)
+    if getattr(trained.network, "decoder", None) is None:
+        raise ConfigError(
+            f"{lab.name} needs a network with a decoder, trained with --model capsnet, but {trained.name} is "
+            f"{trained.config.model}"
+        )
+    return trained
 
 
 def _settings(lab: Lab, steps: int, changes: dict[str, Any]) -> dict[str, Any]:
