@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from tritoncaps.data import ImageSet, familiar_views
 from tritoncaps.data.images import degrees
 from tritoncaps.experiments.lab import Lab, Trained
 from tritoncaps.experiments.networks import train_cnn, train_matrix_capsnet
-from tritoncaps.experiments.style import CAPSULES, CNN, subplots
+from tritoncaps.experiments.style import CAPSULES, CNN
 from tritoncaps.training import ConfigError
 from tritoncaps.training.pictures import pyplot
 
@@ -51,8 +49,8 @@ def run(lab: Lab) -> None:
         "networks were stopped at the same accuracy on held-out images of these.",
     )
     lab.note(
-        f"The test images are of {data}: other objects than those of the training. The paper's figures are of smallNORB, "
-        "with both networks stopped when they had the same accuracy on familiar views of the test set."
+        f"The test images are of {data}: other objects than those of the training. The paper's figures are of "
+        "smallNORB, with both networks stopped when they had the same accuracy on familiar views of the test set."
     )
 
 

@@ -49,8 +49,8 @@ def run(lab: Lab) -> None:
     )
     lab.note(
         "If routing were worth nothing, the frames would hold the same number, and so would the columns of a row. Two "
-        "questions are to be kept apart: whether a trained network needs its routing (along a row), and whether a network "
-        "that is trained without it is worse (from frame to frame)."
+        "questions are to be kept apart: whether a trained network needs its routing (along a row), and whether a "
+        "network that is trained without it is worse (from frame to frame)."
     )
 
 
