@@ -113,7 +113,7 @@ def _text(name: str, value: Any) -> str:
 
 def is_share(name: str) -> bool:
     """Is the number of this name a share of images or pixels?"""
-    return any(word in name for word in ("accuracy", "error", "share", "success"))
+    return "squared" not in name and any(word in name for word in ("accuracy", "error", "share", "success"))
 
 
 def _words(name: str) -> str:

@@ -47,13 +47,14 @@ def run(lab: Lab) -> None:
     )
     lab.note(
         "overlap: intersection over union of a digit as it is and as it is drawn from its own capsule. pixel accuracy: "
-        f"of the pixels that belong to one digit alone, the share that is given to it. absent ink: what is drawn, "
-        f"brighter than {INK}, from the capsules of digits that are not there, as a share of what is drawn from those
-      that are." )
+        "of the pixels that belong to one digit alone, the share that is given to it. absent ink: what is drawn, "
+        f"brighter than {INK}, from the capsules of digits that are not there, as a share of what is drawn from those "
+        "that are."
+    )
 
 
 @torch.no_grad()
- def _segmented(capsnet: Trained, data: MultiMNIST) -> dict[str, Any]:
+def _segmented(capsnet: Trained, data: MultiMNIST) -> dict[str, Any]:
     images, labels, digits = data.__getitems__(range(len(data)))
     pixels, digits = images.float() / 255, digits.float() / 255
     capsules = capsnet(pixels)

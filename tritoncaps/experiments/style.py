@@ -15,7 +15,7 @@ SERIES = (CAPSULES, CNN, "#2e8b57", "#8e5bb5", "#c9a227", OTHER)
 _RC = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
