@@ -30,11 +30,12 @@ def run(lab: Lab) -> None:
     lab.numbers["images"] = found["images"]
     lab.numbers["mean pixel change"] = sum(found["change"]) / len(found["change"])
     drawn, names = found["examples"], [data.classes[label] for label in found["labels"]]
+    middle = len(names) // 2
     lab.figure(
         "dimensions",
-        _all_dimensions(drawn[0], names[0]),
-        f"All {drawn.shape[1]} dimensions of the capsule of one {names[0]}, each moved by -0.25 to 0.25. The middle "
-        "column is the capsule as it is.",
+        _all_dimensions(drawn[middle], names[middle]),
+        f"All {drawn.shape[1]} dimensions of the capsule of one {names[middle]}, each moved by -0.25 to 0.25. The "
+        "middle column is the capsule as it is.",
     )
     lab.figure(
         "classes",

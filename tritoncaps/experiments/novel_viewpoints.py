@@ -100,12 +100,12 @@ def _figure(found: dict[str, dict[str, dict[str, Any]]]) -> Any:
     polar.axvspan(math.radians(-70), math.radians(50), color="#2e8b57", alpha=0.12, linewidth=0)
     polar.set(ylim=(0, 100), theta_zero_location="N")
     polar.set_yticks([25, 50, 75, 100], ["25%", "50%", "75%", "100%"], fontsize=7.5, color="#667085")
-    polar.set_title("by azimuth", pad=14)
+    polar.set_title("Accuracy by azimuth", loc="center", pad=10)
     for name, numbers in found["elevation"].items():
         angles = [int(degrees("elevation", int(value)).rstrip("°")) for value in numbers["by"]]
         values = [100 * accuracy for accuracy in numbers["by"].values()]
         flat.plot(angles, values, color=colours[name], marker="o", label=name)
     flat.axvspan(27.5, 42.5, color="#2e8b57", alpha=0.12, linewidth=0, label="views of the training")
-    flat.set(xlabel="elevation, degrees", ylabel="accuracy, %", ylim=(0, 100), title="by elevation")
-    flat.legend(loc="lower left")
+    flat.set(xlabel="elevation, degrees", ylabel="accuracy, %", ylim=(0, 100), title="Accuracy by elevation")
+    figure.legend(*flat.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
