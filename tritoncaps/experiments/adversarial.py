@@ -6,6 +6,7 @@ second CNN then get. Epsilon is in units of pixels of 0 to 1, before the images 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from tritoncaps.training.objective import class_scores
 from tritoncaps.training.saved import load_pretrained_network
 
 EXAMPLES = 2  # images that are shown
-METHODS = {"FGSM": attacks.fgsm, "BIM": attacks.bim}
+METHODS: dict[str, Callable[..., Tensor]] = {"FGSM": attacks.fgsm, "BIM": attacks.bim}
 
 
 def run(lab: Lab) -> None:
@@ -36,7 +37,7 @@ def run(lab: Lab) -> None:
     data = capsules.test_images(count, lab.options.seed)
 
     attacked = {
-        network.name: lab.step(name, lambda network=network: _white_box(network, data, epsilons, bim_steps))
+        network.name: lab.step(name, lambda n=network: _white_box(n, data, epsilons, bim_steps))  # type: ignore[misc]
         for name, network in (("capsules", capsules), ("cnn", cnn))
     }
     black_box = lab.step("black-box", lambda: _black_box(cnn, (capsules, other), data, epsilons, bim_steps))

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tritoncaps import inspect
 from tritoncaps.capsules import Capsules
@@ -83,13 +83,13 @@ def _changes(network: Trained, data: ImageSet) -> dict[str, Any]:
     return changes
 
 
-def changes_of(layer: nn.Module, capsules: Capsules, iterations: int) -> tuple[str, list[float]]:
+def changes_of(layer: Any, capsules: Capsules, iterations: int) -> tuple[str, list[float]]:
     """What each of so many iterations of a layer's routing changes: logits b of dynamic routing, by their mean absolute
     change; assignments R of a mixture, by the mean share of a child's vote that moves."""
-    before: Any = layer.routing
-    layer.routing = replace(before, iterations=iterations)  # type: ignore[assignment]
+    before = layer.routing
+    layer.routing = replace(before, iterations=iterations)
     try:
-        found: Any = inspect.iterations(layer, capsules)  # type: ignore[call-overload]
+        found: Any = inspect.iterations(layer, capsules)
     finally:
         layer.routing = before
     if isinstance(found[0], DynamicIteration):

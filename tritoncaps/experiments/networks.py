@@ -103,12 +103,12 @@ def _capsnet(lab: Lab, steps: int, settings: dict[str, Any]) -> tuple[Config, An
     return Config(model=model, **_settings(lab, steps, {**decoder, **settings})), lab.choose(small_capsnet, None)
 
 
-def decoding_capsnet(lab: Lab, own: str = "mnist") -> Trained:
+def decoding_capsnet(lab: Lab, own: str = "mnist", quick_steps: int = 800) -> Trained:
     """The network that the options name, or one that is trained on the data that they name, or on ``own``."""
     trained = lab.given()
     if trained is None:
         data = lab.options.data or own
-        steps = lab.options.steps or lab.choose(800, 10_000)
+        steps = lab.options.steps or lab.choose(quick_steps, 10_000)
         return train_capsnet(lab, "CapsNet", steps, data=data, mono=data.endswith("norb"), test_limit=1000)
     if getattr(trained.network, "decoder", None) is None:
         raise ConfigError(

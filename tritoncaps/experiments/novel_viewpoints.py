@@ -20,6 +20,7 @@ from tritoncaps.training.pictures import pyplot
 # test error on familiar and on novel views of smallNORB: capsules, CNN
 PAPER = {"azimuth": (0.037, 0.135, 0.037, 0.200), "elevation": (0.043, 0.123, 0.043, 0.178)}
 EVALUATIONS = 15  # of a training, to stop it in time
+CNN_STEPS = 4  # the CNN may take so many times the steps of the capsules to come to their accuracy
 
 
 def run(lab: Lab) -> None:
@@ -56,7 +57,7 @@ def run(lab: Lab) -> None:
 
 def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
     steps = lab.options.steps or lab.choose(180, 3000)
-    settings = {
+    settings: dict[str, Any] = {
         "data": data,
         "novel": factor,
         "validation": lab.choose(300, 1000),
@@ -65,7 +66,7 @@ def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
         "lr_schedule": "exponential",  # so that a network is as good when it is stopped as when it goes on
     }
     capsules = train_matrix_capsnet(lab, "capsules", steps, **settings)
-    cnn = train_cnn(lab, "CNN", steps, stop_at=capsules.result["accuracy"], **settings)
+    cnn = train_cnn(lab, "CNN", CNN_STEPS * steps, stop_at=capsules.result["accuracy"], **settings)
     if cnn.result["accuracy"] < capsules.result["accuracy"]:
         capsules = train_matrix_capsnet(lab, "capsules", steps, stop_at=cnn.result["accuracy"], **settings)
     count = lab.options.images or lab.choose(900, 24_300)

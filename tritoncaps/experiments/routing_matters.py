@@ -72,10 +72,10 @@ def _tested(network: Trained, data: ImageSet) -> dict[str, float]:
 def with_routing(network: nn.Module, iterations: int | str) -> Iterator[None]:
     """Inside, all layers with EM routing have this many iterations; "uniform": the last M-step alone, with uniform
     assignments and with its own inverse temperature."""
-    layers = [layer for layer in network.modules() if isinstance(getattr(layer, "routing", None), EMRouting)]
+    layers = _routed(network)
     if not layers:
         raise ConfigError(f"the network must have EM routing, but it is a {type(network).__name__} without")
-    before: list[Any] = [layer.routing for layer in layers]
+    before = [layer.routing for layer in layers]
     try:
         for layer, routing in zip(layers, before, strict=True):
             layer.routing = _uniform(routing) if iterations == "uniform" else replace(routing, iterations=iterations)
@@ -93,7 +93,12 @@ def _uniform(routing: EMRouting) -> EMRouting:
 
 
 def _iterations(network: Trained) -> int:
-    return next(layer.routing.iterations for layer in network.network.modules() if hasattr(layer, "routing"))
+    return _routed(network.network)[0].routing.iterations
+
+
+def _routed(network: nn.Module) -> list[Any]:
+    """The layers with EM routing."""
+    return [layer for layer in network.modules() if isinstance(getattr(layer, "routing", None), EMRouting)]
 
 
 def _figure(rows: list[dict[str, Any]]) -> Any:

@@ -28,7 +28,7 @@ INK = 0.4  # what counts as a part of a digit
 
 def run(lab: Lab) -> None:
     lab.plan(2)
-    capsnet = decoding_capsnet(lab, "multimnist")
+    capsnet = decoding_capsnet(lab, "multimnist", quick_steps=600)
     data = load_test(replace(capsnet.config, test_limit=lab.options.images or lab.choose(500, 5000)))
     if not isinstance(data, MultiMNIST):
         raise ConfigError(f"segmentation needs --data multimnist, but it is {capsnet.config.data}")

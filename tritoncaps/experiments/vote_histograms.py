@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tritoncaps import inspect
 from tritoncaps.capsules import Capsules
@@ -65,13 +65,12 @@ def _shipped(lab: Lab) -> Trained:
     return Trained(f"pretrained {name}", network, replace(config, data_dir=lab.options.data_dir), {})
 
 
-def vote_distances(layer: nn.Module, capsules: Capsules) -> list[tuple[Tensor, Tensor]]:
+def vote_distances(layer: Any, capsules: Capsules) -> list[tuple[Tensor, Tensor]]:
     """For each iteration, the distances [N, classes, votes] of all votes for a class from its mean after the M-step,
     and their weights R a, which sum to the support of the class."""
-    classes = layer.out_caps
-    found = inspect.votes(layer, capsules, list(range(classes)))  # type: ignore[arg-type]
+    found = inspect.votes(layer, capsules, list(range(layer.out_caps)))
     steps = []
-    for iteration in inspect.iterations(layer, capsules):  # type: ignore[arg-type, call-overload]
+    for iteration in inspect.iterations(layer, capsules):
         mean = iteration.mean[:, :, None, None]
         distances = (found.votes - mean).flatten(-2).norm(dim=-1)  # [N, classes, S, B]
         weights = found.select(iteration.assignments) * found.activations
@@ -88,7 +87,7 @@ def _of_images(network: Trained, data: ImageSet) -> dict[str, Any]:
         raise ConfigError(f"{network.name} has none of {len(data)} images right: there is nothing to look at")
     labels = data.labels[chosen]
     below = capsules["conv_caps2"].map(lambda x: x[chosen])
-    steps = vote_distances(network.network.class_caps, below)  # type: ignore[arg-type]
+    steps = vote_distances(network.network.class_caps, below)
     rows = []
     for t, (distances, weights) in enumerate(steps, start=1):
         support = weights.sum(dim=2)
