@@ -8,6 +8,7 @@ import numpy as np
 import official_files as official
 import pytest
 import torch
+from PIL import Image
 
 from tritoncaps import Capsules, ClassCaps, EMRouting, VectorCaps, experiments
 from tritoncaps import inspect as inspect_capsules
@@ -19,6 +20,7 @@ from tritoncaps.data.images import ImageSet
 from tritoncaps.experiments import EXPERIMENTS, Lab, Options
 from tritoncaps.experiments.convergence import changes_of
 from tritoncaps.experiments.dimensions import OFFSETS, draw_moved
+from tritoncaps.experiments.gallery import collect
 from tritoncaps.experiments.routing_matters import with_routing
 from tritoncaps.experiments.segmentation import pixel_accuracy
 from tritoncaps.experiments.variants import FullMatrices, MixingProportions
@@ -162,6 +164,22 @@ def test_the_report_shows_numbers_figures_and_rows(tmp_path):
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
     assert saved["numbers"] == {"accuracy": 0.875, "images": 8, "list": [1, 2]} == report.numbers
     assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_gallery_has_small_pictures(tmp_path):
+    from matplotlib import pyplot
+
+    given = lab(tmp_path / "runs")
+    figure, axis = pyplot.subplots(figsize=(4, 3))
+    axis.imshow(np.random.default_rng(0).random((60, 60, 3)))
+    given.figure("curve", figure, "What it shows")
+    given.report()
+    (written,) = collect(tmp_path / "runs", tmp_path / "docs")
+    assert written == tmp_path / "docs" / "name-curve.png"
+    original = tmp_path / "runs" / "out" / "curve.png"
+    assert written.stat().st_size < original.stat().st_size
+    with Image.open(written) as small, Image.open(original) as large:
+        assert small.size == large.size == (400, 300)
 
 
 def test_wrong_options_get_a_sentence(tmp_path):
@@ -330,7 +348,7 @@ def test_an_affnist_like_set_keeps_all_ink():
 
 
 def test_novel_viewpoints(tmp_path, toys):
-    report = run("novel-viewpoints", tmp_path, toys, images=200, steps=15)
+    report = run("novel-viewpoints", tmp_path, toys, images=200, steps=3)
     assert [(row["views"], row["network"]) for row in report.rows] == [
         ("azimuth", "capsules"),
         ("azimuth", "CNN"),
@@ -338,8 +356,8 @@ def test_novel_viewpoints(tmp_path, toys):
         ("elevation", "CNN"),
     ]
     for capsules, cnn in (report.rows[:2], report.rows[2:]):
-        stopped, other = (cnn, capsules) if cnn["steps"] < 60 else (capsules, cnn)
-        assert stopped["held_out_error"] <= other["held_out_error"] + 1e-6 or stopped["steps"] in (15, 60)
+        stopped, other = (cnn, capsules) if cnn["steps"] < 12 else (capsules, cnn)
+        assert stopped["held_out_error"] <= other["held_out_error"] + 1e-6 or stopped["steps"] in (3, 12)
     assert report.rows[0]["paper_novel_error"] == 0.135
 
 
