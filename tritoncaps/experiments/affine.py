@@ -15,7 +15,7 @@ from tritoncaps.data.affnist import SIZE, affnist_like, load_affnist
 from tritoncaps.data.idx import load_mnist
 from tritoncaps.experiments.lab import Lab, Trained, pixels_of
 from tritoncaps.experiments.networks import train_capsnet, train_cnn
-from tritoncaps.experiments.style import CAPSULES, CNN, picture, row_label, subplots
+from tritoncaps.experiments.style import CAPSULES, CNN, bars, picture, row_label, subplots
 from tritoncaps.training import ConfigError
 from tritoncaps.training.objective import class_scores
 
@@ -57,7 +57,10 @@ def run(lab: Lab) -> None:
     lab.figure(
         "examples",
         _figure(capsnet, cnn, transformed),
-        f"Digits of {name} with what each network takes them for, and the two accuracies beside the paper's.",
+        f"Digits of {name}, and what each network takes them for: green is right.",
+    )
+    lab.figure(
+        "accuracies", _bars(lab.rows), f"Accuracy on {len(shifted)} digits in the middle and on those of {name}."
     )
     if not is_official:
         lab.note(
@@ -94,6 +97,16 @@ def _test(network: Trained, shifted: ImageSet, transformed: ImageSet) -> dict[st
         "mnist_accuracy": network.evaluate(shifted).accuracy,
         "transformed_accuracy": network.evaluate(transformed).accuracy,
     }
+
+
+def _bars(rows: list[dict[str, Any]]) -> Any:
+    names = [f"{row['network']}, {kind}" for row in rows for kind in ("only in the middle", "transformed")]
+    values = [row[key] for row in rows for key in ("mnist_accuracy", "transformed_accuracy")]
+    paper = [row[key] for row in rows for key in ("paper_mnist_accuracy", "paper_affnist_accuracy")]
+    figure, ((axis,),) = subplots(1, 1, (7.2, 2.5))
+    bars(axis, names, values, paper, "the paper, on affNIST")
+    axis.set(xlabel="accuracy, %", xlim=(0, 108))
+    return figure
 
 
 def _figure(capsnet: Trained, cnn: Trained, data: ImageSet) -> Any:

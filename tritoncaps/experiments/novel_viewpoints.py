@@ -12,7 +12,7 @@ from typing import Any
 from tritoncaps.data import ImageSet, familiar_views
 from tritoncaps.data.images import degrees
 from tritoncaps.experiments.lab import Lab, Trained
-from tritoncaps.experiments.networks import train_cnn, train_matrix_capsnet
+from tritoncaps.experiments.networks import local, train_cnn, train_matrix_capsnet
 from tritoncaps.experiments.style import CAPSULES, CNN
 from tritoncaps.training import ConfigError
 from tritoncaps.training.pictures import pyplot
@@ -56,8 +56,8 @@ def run(lab: Lab) -> None:
 
 
 def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
-    steps = lab.options.steps or lab.choose(180, 3000)
-    settings: dict[str, Any] = {
+    steps = lab.options.steps or lab.choose(300, 3000)
+    shared: dict[str, Any] = {
         "data": data,
         "novel": factor,
         "validation": lab.choose(300, 1000),
@@ -65,10 +65,11 @@ def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
         "evaluate_every": max(steps // EVALUATIONS, 1),
         "lr_schedule": "exponential",  # so that a network is as good when it is stopped as when it goes on
     }
-    capsules = train_matrix_capsnet(lab, "capsules", steps, **settings)
-    cnn = train_cnn(lab, "CNN", CNN_STEPS * steps, stop_at=capsules.result["accuracy"], **settings)
+    settings: dict[str, Any] = {**shared, "lr": 3e-3, "options": {"routing": local(2)}}
+    capsules = train_matrix_capsnet(lab, "capsules", steps, "local-2", **settings)
+    cnn = train_cnn(lab, "CNN", CNN_STEPS * steps, stop_at=capsules.result["accuracy"], **shared)
     if cnn.result["accuracy"] < capsules.result["accuracy"]:
-        capsules = train_matrix_capsnet(lab, "capsules", steps, stop_at=cnn.result["accuracy"], **settings)
+        capsules = train_matrix_capsnet(lab, "capsules", steps, "local-2", stop_at=cnn.result["accuracy"], **settings)
     count = lab.options.images or lab.choose(900, 24_300)
     test = capsules.test_images(count, lab.options.seed)
     return {

@@ -16,7 +16,7 @@ from torch import nn
 
 from tritoncaps.data import ImageSet
 from tritoncaps.experiments.lab import Lab, Trained
-from tritoncaps.experiments.networks import train_matrix_capsnet
+from tritoncaps.experiments.networks import local, train_matrix_capsnet
 from tritoncaps.experiments.style import bare, subplots
 from tritoncaps.routing import EMRouting
 from tritoncaps.training import ConfigError
@@ -55,8 +55,7 @@ def run(lab: Lab) -> None:
 
 
 def _trained(lab: Lab, iterations: int, steps: int) -> Trained:
-    data, routing = lab.options.data or "toynorb", EMRouting(iterations, competition="local")
-    settings = {"data": data, "iterations": iterations, "test_limit": 200, "options": {"routing": routing}}
+    settings = {"data": lab.options.data or "toynorb", "test_limit": 200, "options": {"routing": local(iterations)}}
     return train_matrix_capsnet(lab, f"{iterations} iterations", steps, f"local-{iterations}", **settings)
 
 
