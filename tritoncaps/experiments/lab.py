@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import pickle
 import sys
 import time
@@ -86,8 +87,8 @@ class Options:
 class Trained(NamedTuple):
     """A network to look at, how it was trained, and how its images are treated.
 
-    ``name``: what it is called in figures. ``result``: of the training, if it was one of this lab: accuracy,
-    best_accuracy, test_accuracy, step.
+    ``name``: what it is called in figures. ``result``: of the training, if it was one of this lab: its accuracy on
+    held-out images if there are any, otherwise on test images, and its step.
     """
 
     name: str
@@ -224,9 +225,8 @@ class Lab:
         result = train(config, resume=last.exists(), quiet=self.quiet, network=network, data=data)
         if result.reason == "interrupted":
             raise KeyboardInterrupt
-        names = ("reason", "step", "accuracy", "best_accuracy", "test_accuracy", "seconds", "evaluated_on")
         write_atomically(done / LAST, lambda file: file.write(last.read_bytes()))
-        _write_json(done / RESULT, {key: getattr(result, key) for key in names})
+        _write_json(done / RESULT, {key: getattr(result, key) for key in ("reason", "step", "accuracy", "seconds")})
 
     def given(self) -> Trained | None:
         """The network that the options name, if they do."""
@@ -314,7 +314,9 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def _write_json(path: Path, content: Any) -> None:
