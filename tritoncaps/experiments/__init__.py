@@ -55,7 +55,7 @@ def run(name: str, out: str | Path | None = None, *, quiet: bool = False, **opti
         raise ConfigError(f"there is no experiment {name!r}: it must be one of {', '.join(EXPERIMENTS)}")
     function, source = EXPERIMENTS[name].function(name)
     folder = Path("runs", "experiments", name) if out is None else Path(out)
-    lab = Lab(name, EXPERIMENTS[name].title, folder, Options(**options), source, quiet)
+    lab = Lab(name, EXPERIMENTS[name].title, folder, Options(**options), source, quiet, EXPERIMENTS[name].paper)
     try:
         with drawn_alike():
             function(lab)

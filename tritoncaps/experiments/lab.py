@@ -136,6 +136,7 @@ class Report(NamedTuple):
 
     name: str
     title: str
+    paper: str
     folder: Path
     options: dict[str, Any]
     numbers: dict[str, Any]
@@ -148,10 +149,20 @@ class Report(NamedTuple):
 class Lab:
     """``total``: how many steps and trainings the progress bar expects; set by the experiment."""
 
-    def __init__(self, name: str, title: str, folder: Path, options: Options, source: str, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        folder: Path,
+        options: Options,
+        source: str,
+        quiet: bool = False,
+        paper: str = "",
+    ) -> None:
         require("tqdm", "an experiment", "train")
         require("matplotlib", "an experiment", "train")
         self.name, self.title, self.folder, self.options, self.quiet = name, title, folder, options, quiet
+        self.paper = paper
         self.numbers: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
         self.figures: list[dict[str, str]] = []
@@ -262,7 +273,16 @@ class Lab:
         options = {key: value for key, value in asdict(self.options).items() if value is not None}
         numbers = {key: _plain(value) for key, value in self.numbers.items()}
         found = Report(
-            self.name, self.title, self.folder, options, numbers, self.rows, self.figures, self.notes, seconds
+            self.name,
+            self.title,
+            self.paper,
+            self.folder,
+            options,
+            numbers,
+            self.rows,
+            self.figures,
+            self.notes,
+            seconds,
         )
         write_atomically(self.folder / "table.csv", lambda file: file.write(_csv(self.rows).encode()))
         write_atomically(self.folder / "report.html", lambda file: file.write(page(found._asdict()).encode()))

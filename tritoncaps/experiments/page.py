@@ -58,7 +58,7 @@ def page(report: Mapping[str, Any]) -> str:
     command = escape(f"tritoncaps experiment {report['name']} {given}".strip())
     parts = [
         f"<h1>{title}</h1>",
-        f'<p class="from"><code>{command}</code>, tritoncaps {__version__}</p>',
+        f'<p class="from">{escape(report["paper"])}<br><code>{command}</code>, tritoncaps {__version__}</p>',
         _numbers(report["numbers"]),
         *(_figure(**figure) for figure in report["figures"]),
         *(f"<p>{escape(note)}</p>" for note in report["notes"]),
