@@ -496,3 +496,24 @@ def test_training_stops_at_an_accuracy(tmp_path, toys):
     assert stopped.reason == ("early stop" if stopped.step < 40 else "finished")
     with pytest.raises(ConfigError, match="--stop-at must be from 0 to 1, but it is 90"):
         Config(stop_at=90)
+
+
+def test_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupted(self, name):
+        def function(given):
+            raise KeyboardInterrupt
+
+        return function, "code"
+
+    monkeypatch.setattr(experiments.Experiment, "function", interrupted)
+    assert main(["experiment", "ablation", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on where it stopped" in capsys.readouterr().err
+
+
+def test_command_prints_json(tmp_path, toys, capsys):
+    given = ["--quick", "--images", "20", "--data-dir", str(toys), "--out", str(tmp_path / "out"), "--json"]
+    assert main(["experiment", "vote-histograms", *given]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert printed["options"]["images"] == 20
+    assert printed["paper"] == "Hinton 2018, figure 2 and B.2"

@@ -19,7 +19,6 @@ from tritoncaps.experiments.networks import train_cnn, train_matrix_capsnet
 from tritoncaps.experiments.style import CAPSULES, CNN, OTHER, picture, row_label, subplots
 from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
-from tritoncaps.training.saved import load_pretrained_network
 
 EXAMPLES = 2  # images that are shown
 METHODS: dict[str, Callable[..., Tensor]] = {"FGSM": attacks.fgsm, "BIM": attacks.bim}
@@ -81,9 +80,10 @@ def _capsules(lab: Lab, count: int) -> Trained:
         return given
     data = lab.options.data or "toynorb"
     if lab.options.quick and data in CHECKSUMS:
-        network, config, card = load_pretrained_network(data)
-        lab.note(f"The capsules are the shipped weights {data!r}: {card['test_accuracy']:.1%} on all test images.")
-        return Trained("capsules", network, lab._with_data(config), {})
+        shipped = lab.shipped(data)._replace(name="capsules")
+        accuracy = shipped.result["card"]["test_accuracy"]
+        lab.note(f"The capsules are the shipped weights {data!r}: {accuracy:.1%} on all test images.")
+        return shipped
     steps = lab.options.steps or lab.choose(150, 5000)
     return train_matrix_capsnet(lab, "capsules", steps, data=data, test_limit=count)
 

@@ -242,14 +242,17 @@ class Lab:
     def given(self) -> Trained | None:
         """The network that the options name, if they do."""
         if self.options.pretrained is not None:
-            name = self.options.pretrained
-            network, config, card = load_pretrained_network(name)
-            return Trained(f"pretrained {name}", network, self._with_data(config), {"card": card})
+            return self.shipped(self.options.pretrained)
         if self.options.run is not None:
             saved = load_checkpoint(self.options.run)
             network, config = load_network(self.options.run)
             return Trained(Path(self.options.run).name, network, self._with_data(config), {"step": saved["step"]})
         return None
+
+    def shipped(self, name: str) -> Trained:
+        """A network that comes with the package."""
+        network, config, card = load_pretrained_network(name)
+        return Trained(f"pretrained {name}", network, self._with_data(config), {"card": card})
 
     def _with_data(self, config: Config) -> Config:
         return replace(config, data=self.options.data or config.data, data_dir=self.options.data_dir)

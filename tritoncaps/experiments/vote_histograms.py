@@ -6,7 +6,6 @@ histogram sum to the support of the class. Where routing works, the votes for th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from tritoncaps.experiments.lab import Lab, Trained, pixels_of
 from tritoncaps.experiments.style import CAPSULES, OTHER, picture, subplots
 from tritoncaps.routing import MixtureRouting
 from tritoncaps.training import ConfigError
-from tritoncaps.training.saved import load_pretrained_network
 
 BINS = 30
 SHOWN = 2  # images
@@ -27,7 +25,7 @@ SHOWN = 2  # images
 
 def run(lab: Lab) -> None:
     lab.plan(1)
-    network = lab.given() or _shipped(lab)
+    network = lab.given() or lab.shipped(lab.options.data or "toynorb")
     layer: Any = getattr(network.network, "class_caps", None)
     if not isinstance(getattr(layer, "routing", None), MixtureRouting):
         raise ConfigError(
@@ -57,12 +55,6 @@ def run(lab: Lab) -> None:
         "The table has the mean distance, weighted in the same way and averaged over all images that are right, of "
         "votes for the right class and for the others, and the support: how many votes a class has."
     )
-
-
-def _shipped(lab: Lab) -> Trained:
-    name = lab.options.data or "toynorb"
-    network, config, _ = load_pretrained_network(name)
-    return Trained(f"pretrained {name}", network, replace(config, data_dir=lab.options.data_dir), {})
 
 
 def vote_distances(layer: Any, capsules: Capsules) -> list[tuple[Tensor, Tensor]]:
