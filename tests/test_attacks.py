@@ -5,9 +5,7 @@ import torch
 
 from tritoncaps import Capsules, attacks
 
-WEIGHT = torch.tensor(
-    [[1.0, -2.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]]
-)  # two classes, four pixels
+WEIGHT = torch.tensor([[1.0, -2.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]])  # two classes, four pixels
 
 
 def linear(images):

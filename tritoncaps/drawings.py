@@ -1,4 +1,4 @@
-"""Looking at capsules through a decoder: poses that are moved a little, and pixels that are given to what explains them.
+"""Looking at capsules through a decoder: poses that are moved a little, pixels that are given to what explains them.
 
 >>> import torch
 >>> from tritoncaps import drawings

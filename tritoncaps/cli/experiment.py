@@ -2,7 +2,7 @@
 
 examples:
   tritoncaps experiment list                                  what there is
-  tritoncaps experiment adversarial --quick                   in a minute; report.html is in runs/experiments/adversarial
+  tritoncaps experiment adversarial --quick                   in a minute, into runs/experiments/adversarial
   tritoncaps experiment adversarial --run runs/smallnorb-matrix-capsnet-small
   tritoncaps experiment vote-histograms --pretrained smallnorb --data smallnorb
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
         return _list(args.json)
     given = {**vars(args), "run": args.run_folder}
     options = {item.name: given[item.name] for item in fields(Options)}
-    report = run_experiment(args.name, args.out, quiet=args.json, **options)
+    try:
+        report = run_experiment(args.name, args.out, quiet=args.json, **options)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
+        raise
     print(json.dumps(as_json(report)) if args.json else _text(report))
     return 0
 

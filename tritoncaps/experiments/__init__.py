@@ -32,7 +32,16 @@ class Experiment(NamedTuple):
 
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "ablation": Experiment("What a capsule network owes to its parts", "Hinton 2018, table 1"),
+    "novel-viewpoints": Experiment("Views that training did not show", "Hinton 2018, table 2"),
     "adversarial": Experiment("Adversarial images against capsules and a CNN", "Hinton 2018, figure 3"),
+    "vote-histograms": Experiment("How votes come together", "Hinton 2018, figure 2 and B.2"),
+    "dimensions": Experiment("What the dimensions of a capsule mean", "Sabour 2017, figure 4"),
+    "reconstructions": Experiment("What a capsule network draws of what it saw", "Sabour 2017, figure 3"),
+    "segmentation": Experiment("Two digits, one on top of the other", "Sabour 2017, figure 5"),
+    "affine": Experiment("Digits under affine transformations", "Sabour 2017, section 5.2"),
+    "convergence": Experiment("How fast routing converges", "Sabour 2017, figure A.1"),
+    "routing-matters": Experiment("What routing is worth", "Paik 2019; Gu and Tresp 2019"),
 }
 
 
@@ -46,7 +55,7 @@ def run(name: str, out: str | Path | None = None, *, quiet: bool = False, **opti
         raise ConfigError(f"there is no experiment {name!r}: it must be one of {', '.join(EXPERIMENTS)}")
     function, source = EXPERIMENTS[name].function(name)
     folder = Path("runs", "experiments", name) if out is None else Path(out)
-    lab = Lab(name, EXPERIMENTS[name].title, folder, Options(**options), source, quiet)
+    lab = Lab(name, EXPERIMENTS[name].title, folder, Options(**options), source, quiet, EXPERIMENTS[name].paper)
     try:
         with drawn_alike():
             function(lab)

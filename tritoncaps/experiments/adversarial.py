@@ -6,6 +6,7 @@ second CNN then get. Epsilon is in units of pixels of 0 to 1, before the images 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,16 +14,14 @@ from torch import Tensor
 
 from tritoncaps import attacks
 from tritoncaps.data import ImageSet
-from tritoncaps.experiments.lab import Lab, Trained, pixels_of, some
+from tritoncaps.experiments.lab import Lab, Trained, pixels_of
 from tritoncaps.experiments.networks import train_cnn, train_matrix_capsnet
 from tritoncaps.experiments.style import CAPSULES, CNN, OTHER, picture, row_label, subplots
 from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
-from tritoncaps.training.saved import load_pretrained_network
-from tritoncaps.training.task import load_test
 
 EXAMPLES = 2  # images that are shown
-METHODS = {"FGSM": attacks.fgsm, "BIM": attacks.bim}
+METHODS: dict[str, Callable[..., Tensor]] = {"FGSM": attacks.fgsm, "BIM": attacks.bim}
 
 
 def run(lab: Lab) -> None:
@@ -34,12 +33,10 @@ def run(lab: Lab) -> None:
     steps, settings = lab.options.steps or lab.choose(400, 5000), {"data": capsules.config.data, "test_limit": count}
     cnn = train_cnn(lab, "CNN", steps, **settings)
     other = train_cnn(lab, "another CNN", steps, seed=lab.options.seed + 1, **settings)
-    data = load_test(capsules.config)
-    assert isinstance(data, ImageSet), "MultiMNIST's images have two classes"
-    data = some(data, count, lab.options.seed)
+    data = capsules.test_images(count, lab.options.seed)
 
     attacked = {
-        network.name: lab.step(name, lambda network=network: _white_box(network, data, epsilons, bim_steps))
+        network.name: lab.step(name, lambda n=network: _white_box(n, data, epsilons, bim_steps))  # type: ignore[misc]
         for name, network in (("capsules", capsules), ("cnn", cnn))
     }
     black_box = lab.step("black-box", lambda: _black_box(cnn, (capsules, other), data, epsilons, bim_steps))
@@ -83,9 +80,10 @@ def _capsules(lab: Lab, count: int) -> Trained:
         return given
     data = lab.options.data or "toynorb"
     if lab.options.quick and data in CHECKSUMS:
-        network, config, card = load_pretrained_network(data)
-        lab.note(f"The capsules are the shipped weights {data!r}: {card['test_accuracy']:.1%} on all test images.")
-        return Trained("capsules", network, lab._with_data(config), {})
+        shipped = lab.shipped(data)._replace(name="capsules")
+        accuracy = shipped.result["card"]["test_accuracy"]
+        lab.note(f"The capsules are the shipped weights {data!r}: {accuracy:.1%} on all test images.")
+        return shipped
     steps = lab.options.steps or lab.choose(150, 5000)
     return train_matrix_capsnet(lab, "capsules", steps, data=data, test_limit=count)
 

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import pickle
 import sys
 import time
@@ -25,16 +26,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tritoncaps.data import ImageSet, Pipeline
+from tritoncaps.data import ImageSet, MultiMNIST, Pipeline
 from tritoncaps.data.files import remove_leftovers, write_atomically
 from tritoncaps.experiments.page import page
 from tritoncaps.extras import require
 from tritoncaps.models.pretrained import CHECKSUMS
-from tritoncaps.training import Config, ConfigError, load_checkpoint, load_network, pipeline_of, train
+from tritoncaps.training import (
+    Config,
+    ConfigError,
+    Evaluation,
+    evaluate,
+    load_checkpoint,
+    load_network,
+    pipeline_of,
+    train,
+)
 from tritoncaps.training.checkpoint import LAST
+from tritoncaps.training.distributed import world
 from tritoncaps.training.own import BuildNetwork, LoadData
 from tritoncaps.training.pictures import save
 from tritoncaps.training.saved import load_pretrained_network
+from tritoncaps.training.task import load_test
 from tritoncaps.version import __version__
 
 RESULT = "result.json"  # of a training that has come to a stage
@@ -75,8 +87,8 @@ class Options:
 class Trained(NamedTuple):
     """A network to look at, how it was trained, and how its images are treated.
 
-    ``name``: what it is called in figures. ``result``: of the training, if it was one of this lab: accuracy,
-    best_accuracy, test_accuracy, step.
+    ``name``: what it is called in figures. ``result``: of the training, if it was one of this lab: its accuracy on
+    held-out images if there are any, otherwise on test images, and its step.
     """
 
     name: str
@@ -91,6 +103,17 @@ class Trained(NamedTuple):
     def __call__(self, pixels: Tensor) -> Any:
         """The network's outputs for images with pixels of 0 to 1 [N, C, H, W]; gradients flow to the pixels."""
         return self.network(self.pipeline.test(pixels * 255)[0])
+
+    def test_images(self, count: int, seed: int) -> ImageSet:
+        """At most ``count`` of the data set, chosen at random."""
+        data = load_test(replace(self.config, test_limit=None))
+        if not isinstance(data, ImageSet):
+            raise ConfigError(f"--data {self.config.data} has images of two classes, where one is needed")
+        return data if count >= len(data) else data.split(count, seed)[0]
+
+    def evaluate(self, data: ImageSet | MultiMNIST) -> Evaluation:
+        with world("cpu") as w:
+            return evaluate(self.network, data, self.pipeline, w)
 
     def seen(self, pixels: Tensor) -> Tensor:
         """The middle of the images, all that the network sees of them but for their mean and variance."""
@@ -113,6 +136,7 @@ class Report(NamedTuple):
 
     name: str
     title: str
+    paper: str
     folder: Path
     options: dict[str, Any]
     numbers: dict[str, Any]
@@ -125,10 +149,20 @@ class Report(NamedTuple):
 class Lab:
     """``total``: how many steps and trainings the progress bar expects; set by the experiment."""
 
-    def __init__(self, name: str, title: str, folder: Path, options: Options, source: str, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        folder: Path,
+        options: Options,
+        source: str,
+        quiet: bool = False,
+        paper: str = "",
+    ) -> None:
         require("tqdm", "an experiment", "train")
         require("matplotlib", "an experiment", "train")
         self.name, self.title, self.folder, self.options, self.quiet = name, title, folder, options, quiet
+        self.paper = paper
         self.numbers: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
         self.figures: list[dict[str, str]] = []
@@ -202,21 +236,23 @@ class Lab:
         result = train(config, resume=last.exists(), quiet=self.quiet, network=network, data=data)
         if result.reason == "interrupted":
             raise KeyboardInterrupt
-        names = ("reason", "step", "accuracy", "best_accuracy", "test_accuracy", "seconds", "evaluated_on")
         write_atomically(done / LAST, lambda file: file.write(last.read_bytes()))
-        _write_json(done / RESULT, {key: getattr(result, key) for key in names})
+        _write_json(done / RESULT, {key: getattr(result, key) for key in ("reason", "step", "accuracy", "seconds")})
 
     def given(self) -> Trained | None:
         """The network that the options name, if they do."""
         if self.options.pretrained is not None:
-            name = self.options.pretrained
-            network, config, card = load_pretrained_network(name)
-            return Trained(f"pretrained {name}", network, self._with_data(config), {"card": card})
+            return self.shipped(self.options.pretrained)
         if self.options.run is not None:
             saved = load_checkpoint(self.options.run)
             network, config = load_network(self.options.run)
             return Trained(Path(self.options.run).name, network, self._with_data(config), {"step": saved["step"]})
         return None
+
+    def shipped(self, name: str) -> Trained:
+        """A network that comes with the package."""
+        network, config, card = load_pretrained_network(name)
+        return Trained(f"pretrained {name}", network, self._with_data(config), {"card": card})
 
     def _with_data(self, config: Config) -> Config:
         return replace(config, data=self.options.data or config.data, data_dir=self.options.data_dir)
@@ -240,7 +276,16 @@ class Lab:
         options = {key: value for key, value in asdict(self.options).items() if value is not None}
         numbers = {key: _plain(value) for key, value in self.numbers.items()}
         found = Report(
-            self.name, self.title, self.folder, options, numbers, self.rows, self.figures, self.notes, seconds
+            self.name,
+            self.title,
+            self.paper,
+            self.folder,
+            options,
+            numbers,
+            self.rows,
+            self.figures,
+            self.notes,
+            seconds,
         )
         write_atomically(self.folder / "table.csv", lambda file: file.write(_csv(self.rows).encode()))
         write_atomically(self.folder / "report.html", lambda file: file.write(page(found._asdict()).encode()))
@@ -253,11 +298,6 @@ class Lab:
 
 def as_json(report: Report) -> dict[str, Any]:
     return {**report._asdict(), "folder": str(report.folder), "tritoncaps": __version__}
-
-
-def some(data: ImageSet, count: int, seed: int = 0) -> ImageSet:
-    """At most ``count`` images, chosen at random."""
-    return data if count >= len(data) else data.split(count, seed)[0]
 
 
 def pixels_of(data: ImageSet) -> Tensor:
@@ -297,7 +337,9 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def _write_json(path: Path, content: Any) -> None:

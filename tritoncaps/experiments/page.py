@@ -58,7 +58,7 @@ def page(report: Mapping[str, Any]) -> str:
     command = escape(f"tritoncaps experiment {report['name']} {given}".strip())
     parts = [
         f"<h1>{title}</h1>",
-        f'<p class="from"><code>{command}</code>, tritoncaps {__version__}</p>',
+        f'<p class="from">{escape(report["paper"])}<br><code>{command}</code>, tritoncaps {__version__}</p>',
         _numbers(report["numbers"]),
         *(_figure(**figure) for figure in report["figures"]),
         *(f"<p>{escape(note)}</p>" for note in report["notes"]),
@@ -113,7 +113,7 @@ def _text(name: str, value: Any) -> str:
 
 def is_share(name: str) -> bool:
     """Is the number of this name a share of images or pixels?"""
-    return any(word in name for word in ("accuracy", "error", "share", "success"))
+    return "squared" not in name and any(word in name for word in ("accuracy", "error", "share", "success"))
 
 
 def _words(name: str) -> str:

@@ -15,7 +15,7 @@ SERIES = (CAPSULES, CNN, "#2e8b57", "#8e5bb5", "#c9a227", OTHER)
 _RC = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -74,7 +74,7 @@ def bars(axis: Any, names: Sequence[str], values: Sequence[float], marks: Sequen
     shown = [(100 * value, place) for place, value in zip(places, marks, strict=True) if value is not None]
     if shown:
         axis.scatter(*zip(*shown, strict=True), marker="D", s=26, color=CNN, zorder=3, label=mark)
-        axis.legend(loc="lower right")
+        axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0)
     axis.set_yticks(list(places), names)
     axis.invert_yaxis()
     axis.grid(False, axis="y")
