@@ -49,19 +49,29 @@ class Browser:
         )
         for file in (theirs_in, theirs_out, *given):
             os.close(file)
+        try:
+            self._attach(width, height)
+        except BaseException:
+            self._process.kill()
+            raise
+        return self
+
+    def _attach(self, width, height):
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Page"):
             self.call(f"{domain}.enable")
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        return self
 
     def __exit__(self, *_):
         self._session = None
-        self.call("Browser.close")
-        self._process.wait(PATIENCE)
-        os.close(self._in)
-        os.close(self._out)
+        try:
+            self.call("Browser.close")
+            self._process.wait(PATIENCE)
+        finally:
+            self._process.kill()
+            os.close(self._in)
+            os.close(self._out)
 
     def call(self, method, **params):
         self._count += 1

@@ -181,9 +181,9 @@ def test_the_classes_take_turns():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A page of each kind of capsules."""
+    """A page of each network."""
     folder = tmp_path_factory.mktemp("pages")
-    for kind in ("matrix", "vector"):
+    for kind in ("matrix", "tiny", "vector"):
         out = folder / f"{kind}.html"
         assert (
             write_page(out, network_of(kind), pixels_of(), LABELS, CLASSES, PIPELINE, "<A & B>", "about it") == IMAGES
@@ -196,7 +196,7 @@ def header_of(text):
 
 
 def test_the_page_needs_nothing_else(pages):
-    for kind in ("matrix", "vector"):
+    for kind in ("matrix", "tiny", "vector"):
         text = (pages / f"{kind}.html").read_text()
         assert len(text) < page.LIMIT
         assert re.findall(r"https?:|src=|@import|url\(|<link|fetch\(|import\(", text) == []
@@ -275,7 +275,7 @@ def slide(browser, name, value):
 
 
 @needs_chromium
-@pytest.mark.parametrize("kind", ["matrix", "vector"])
+@pytest.mark.parametrize("kind", ["matrix", "tiny", "vector"])
 def test_the_page_opens_without_an_error(browser, pages, kind):
     browser.errors.clear()
     browser.open(pages / f"{kind}.html")

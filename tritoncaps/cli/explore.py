@@ -69,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
 def described(network: nn.Module) -> str:
     """The network and its routing, in words."""
     routing: Any = network.get_submodule("class_caps").routing
-    known = {EMRouting: "EM routing", VBRouting: "variational Bayes routing", DynamicRouting: "dynamic routing"}
+    known: dict[type, str] = {
+        EMRouting: "EM routing",
+        VBRouting: "variational Bayes routing",
+        DynamicRouting: "dynamic routing",
+    }
     name = known.get(type(routing), type(routing).__name__)
     return f"{type(network).__name__}, {routing.iterations} iterations of {name}, {routing.competition} competition"
 
