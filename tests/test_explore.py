@@ -19,7 +19,7 @@ from tritoncaps.cli import main
 from tritoncaps.cli.explore import chosen
 from tritoncaps.data import ImageSet, MultiMNIST, Pipeline
 from tritoncaps.explore import page, write_page
-from tritoncaps.explore.collect import collect, first_images
+from tritoncaps.explore.collect import collect, first_images, spread
 from tritoncaps.explore.packing import pack
 from tritoncaps.models import CapsNet, MatrixCapsNet, TinyCapsNet
 
@@ -148,13 +148,20 @@ def test_adversarial_images_are_those_of_fgsm(collected):
     network, (header, arrays) = collected
     given = pixels_of() / 255
     labels = torch.tensor(LABELS).flatten()
-    changed = attacks.fgsm(lambda x: network(prepare(x)), given, labels, 0.1)
+    changed = attacks.fgsm(lambda x: network(prepare(x)), given, labels, 0.1, loss=spread)
     pictures = arrays["pictures"][1]
     assert pictures.shape == (2, IMAGES, 2, 20, 20)
     torch.testing.assert_close(pictures[0], given[:, :, 2:22, 2:22])
     torch.testing.assert_close(pictures[1], changed[:, :, 2:22, 2:22])
     torch.testing.assert_close(arrays["scores"][1][1], network(prepare(changed)).activations, rtol=1e-3, atol=1e-4)
     assert header["epsilons"] == [0.0, 0.1]
+
+
+def test_a_sure_class_can_be_attacked():
+    """Its activation is one, and the sigmoid's gradient there is zero."""
+    activations = torch.tensor([[1.0, 0.5, 0.25]], requires_grad=True)
+    spread((None, activations), torch.tensor([0])).backward()
+    assert activations.grad.tolist() == [[-1.5, 1.0, 0.5]]  # 2 (1 - (a_0 - a_i)) for each of the others
 
 
 def test_networks_without_capsules_are_refused():
@@ -372,7 +379,7 @@ def test_epsilon_changes_picture_and_activations(browser, pages):
     after = canvas(browser, "picture"), canvas(browser, "layer-primary"), browser.evaluate(values)
     assert all(a != b for a, b in zip(before, after, strict=True))
     network, labels = network_of("matrix"), torch.tensor(LABELS[0])
-    changed = attacks.fgsm(lambda x: network(prepare(x)), pixels_of()[:1] / 255, labels, 0.3)
+    changed = attacks.fgsm(lambda x: network(prepare(x)), pixels_of()[:1] / 255, labels, 0.3, loss=spread)
     expected = network(prepare(changed)).activations[0].tolist()
     assert [float(value) for value in after[2]] == pytest.approx(expected, abs=0.011)
 

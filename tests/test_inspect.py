@@ -211,6 +211,14 @@ def test_votes_of_vectors_make_the_parent():
     torch.testing.assert_close(functional.squash(total), expected)
 
 
+def test_a_silent_child_may_have_any_pose():
+    layer, given = MATRIX_LAYERS["local"](), capsules()
+    given.activations[:, 1, 2, 2] = 0
+    given.poses[:, 1, 2, 2] = float("nan")
+    assert inspect.votes(layer, given, [(0, 1, 1)]).votes.isfinite().all()
+    assert all(x.isfinite().all() for iteration in inspect.iterations(layer, given) for x in iteration)
+
+
 @pytest.mark.parametrize("parent", [(3, 0, 0), (0, 5, 0), (0, 0), 1, (-1, 0, 0)])
 def test_parents_that_are_not_there(parent):
     with pytest.raises(ValueError, match=r"parents must name capsules by indices below \(3, 3, 2\), but one is"):

@@ -180,6 +180,7 @@ def votes(
     weight, _, _ = layer._inputs(routing_map)
     tables = routing_map.tables(device)
     children = tables.children.long()[locations]  # [M, S]
+    given = _without_silent(given) if isinstance(layer, _MatrixRoutedCaps) else given
     poses, activations = (_of_children(x, children, routing_map) for x in given)  # [N, M, S, B, ...]
     chosen_weight = weight[tables.weight_of.long()][:, :, types]  # [S, B, M, ...]
     if isinstance(layer, _MatrixRoutedCaps):
@@ -347,6 +348,12 @@ def _chosen(parents: Sequence[Parent], out_caps: int, routing_map: RoutingMap) -
     return torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T
 
 
+def _without_silent(capsules: Capsules) -> Capsules:
+    """A child with activation zero is ignored, even if its pose is inf or nan; below zero counts as zero."""
+    activations = reference._not_negative(capsules.activations)
+    return Capsules(reference._silence(capsules.poses, activations), activations)
+
+
 def _of_children(x: Tensor, children: Tensor, routing_map: RoutingMap) -> Tensor:
     """[N, B, *in_size, ...] at the locations ``children`` [M, S]: [N, M, S, B, ...], anything in missing slots."""
     flat = x.flatten(2, 1 + len(routing_map.in_size)) if routing_map.in_size else x.unsqueeze(2)
@@ -365,7 +372,7 @@ def _mixture_iterations(
     weight, parameters, _ = layer._inputs(routing_map)
     steps = list(reference.mixture_steps(*capsules, weight, parameters, routing_map, routing))
     shares = [assignments for _, assignments in steps]
-    poses = reference._silence(*map(widen, capsules))
+    poses = _without_silent(capsules.map(widen)).poses
     stored = reference.coordinate_addition(reference.pose_votes(poses, widen(weight), routing_map), routing_map)
     likelihood = reference.log_likelihood(stored, steps[-1][0], routing_map)
     shares.append(reference.assignments_from_logits(likelihood, routing_map, competition=routing.competition))

@@ -169,7 +169,11 @@ def _adversarial(
 ) -> dict[str, Tensor]:
     """Pictures and activations at every epsilon."""
     labels = torch.tensor([label], device=pixels.device)
-    changed = [attacks.fgsm(lambda x: network(prepare(x)), pixels, labels, epsilon) for epsilon in epsilons]
+
+    def classifier(x: Tensor) -> Capsules:
+        return network(prepare(x))  # type: ignore[no-any-return]
+
+    changed = [attacks.fgsm(classifier, pixels, labels, epsilon, loss=spread) for epsilon in epsilons]
     layers: dict[str, Capsules] = network(prepare(torch.cat(changed)), return_intermediate=True)
     result = {f"{name}.activations": found.activations[:, None] for name, found in layers.items()}
     return {
@@ -177,6 +181,12 @@ def _adversarial(
         "scores": list(layers.values())[-1].activations[:, None],
         **result,
     }
+
+
+def spread(outputs: Any, labels: Tensor) -> Tensor:
+    """The loss that adversarial images raise. It has a gradient by the other classes where the true one is so sure that
+    its sigmoid has none."""
+    return functional.spread_loss(outputs[1], labels, margin=1.0)
 
 
 def _iterations(network: nn.Module, name: str, children: Capsules) -> dict[str, Tensor]:

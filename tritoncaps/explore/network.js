@@ -86,7 +86,7 @@ function layOut() {
   const layersShown = layers.slice(0, last), style = getComputedStyle($("network"));
   const inner = $("network").clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
   const others = document.querySelector(".input").offsetWidth + document.querySelector(".classes").offsetWidth;
-  const room = Math.max(inner - others - parseFloat(style.columnGap) * (layersShown.length + 1), 300);
+  const room = Math.max(inner - others - parseFloat(style.columnGap) * (layersShown.length + 1), 620);
   const high = Math.min(Math.max(0.52 * window.innerHeight, 420), 620);
   const fit = (layer) => Math.min((high - GAP * (layer.rows + 1)) / (layer.rows * layer.height), LARGEST_CELL);
   const wide = (layer, cell) => layer.columns * (layer.width * cell + GAP) + GAP;
