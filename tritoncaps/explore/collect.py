@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tritoncaps import attacks, functional, inspect
 from tritoncaps.capsules import Capsules
 from tritoncaps.models import CapsNet
-from tritoncaps.routing import DynamicRouting, MixtureRouting
+from tritoncaps.routing import MixtureRouting
 from tritoncaps.waiting import Waiting
 
 EPSILONS = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3)
@@ -91,13 +91,13 @@ def collect(
         for n in range(len(pixels)):
             found.append(_image(network, pixels[n : n + 1], labels[n][0], len(classes), prepare, show, epsilons))
             shown.reach(n + 1)
-    names, layers = list(found[0]), _layers(network, prepare(pixels[:1]))
     arrays: Arrays = {}
-    for name in names:
+    for name in found[0]:
         kind, axis = OF_IMAGES[_what(name)]
         arrays[name] = (kind, torch.cat([of_image[name] for of_image in found], dim=axis))
-    for layer in layers[1:]:
-        arrays |= _constants(network, layer["name"], layer["in_size"])
+    layers: dict[str, Capsules] = network(prepare(pixels[:1]), return_intermediate=True)
+    for below, name in pairwise(layers):
+        arrays |= _constants(network, name, layers[below])
     if isinstance(network, CapsNet) and network.decoder is not None:
         arrays |= _decoder(network)
     header = {
@@ -106,7 +106,7 @@ def collect(
         "epsilons": list(epsilons),
         "channels": show(pixels[:1]).shape[1],
         "size": list(show(pixels[:1]).shape[2:]),
-        "layers": layers,
+        "layers": _described(network, layers),
         "field": _receptive_field(network),
         "parameters": sum(p.numel() for p in network.parameters()),
     }
@@ -146,15 +146,14 @@ def _image(
     result = _adversarial(network, pixels, label, prepare, show, epsilons)
     inputs = prepare(pixels)
     layers: dict[str, Capsules] = network(inputs, return_intermediate=True)
-    names = list(layers)
-    for name in names:
-        result[f"{name}.poses"] = layers[name].poses.flatten(layers[name].activations.ndim)
-    for below, name in pairwise(names):
+    for name, (poses, activations) in layers.items():
+        result[f"{name}.poses"] = poses.flatten(activations.ndim)
+    for below, name in pairwise(layers):
         result |= _iterations(network, name, layers[below])
     every = torch.arange(classes, device=inputs.device)
     traced = inspect.attribution(network, inputs.expand(classes, *inputs.shape[1:]), every)
     result["pixels"], result["pixel_sums"] = _of_largest(traced.pixels)[None], traced.support[None]
-    for name in names[:-1]:
+    for name in list(layers)[:-1]:
         result[f"{name}.held"] = _of_largest(traced.capsules[name])[None]
     return result
 
@@ -217,48 +216,30 @@ def _of_largest(held: Tensor) -> Tensor:
     return positive / largest.reshape(-1, *[1] * (held.ndim - 1))
 
 
-def _constants(network: nn.Module, name: str, in_size: Sequence[int]) -> Arrays:
+def _constants(network: nn.Module, name: str, children: Capsules) -> Arrays:
     """The routing map, the transformation matrices and the first assignments: the same for all images."""
     layer: Any = network.get_submodule(name)
-    children, activations = _blank(layer, in_size)
-    given, routing_map = layer._children(Capsules(children, activations))
+    _, routing_map = layer._children(children)
     weight, _, _ = layer._inputs(routing_map)
-    routing = layer.routing
-    if isinstance(routing, DynamicRouting):
-        start = inspect.iterations(layer, given)[0].assignments
-    else:
-        start = functional.initial_assignments(given.activations, layer.out_caps, routing_map, routing.competition)
     large = weight.numel() > LARGE
-    matrices = weight.flatten(0, 1) if large else weight
     return {
         f"{name}.children": ("int16", routing_map.children),
         f"{name}.weight_of": ("int16", routing_map.weight_of),
         f"{name}.offset": ("float16", routing_map.offset),
-        f"{name}.weight": ("rows8" if large else "float16", matrices),
-        f"{name}.start": ("root8", start[0]),
+        f"{name}.weight": ("rows8", weight.flatten(0, 1)) if large else ("float16", weight),
+        f"{name}.start": ("root8", inspect.iterations(layer, children)[0].assignments[0]),
     }
 
 
-def _blank(layer: Any, in_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Capsules of an image that has nothing, in the shape that a layer takes."""
-    like = layer.weight
-    types = layer.in_caps if isinstance(layer.routing, MixtureRouting) or layer.kernel_size else None
-    shape = (1, types, *in_size) if types else (1, layer.in_caps)
-    pose = layer._sizes.in_pose
-    return like.new_zeros(*shape, *pose), like.new_zeros(*shape)
-
-
-def _layers(network: nn.Module, inputs: Tensor) -> list[dict[str, Any]]:
+def _described(network: nn.Module, layers: dict[str, Capsules]) -> list[dict[str, Any]]:
     """Names, sizes and routings, from the primary capsules to the classes."""
-    found: dict[str, Capsules] = network(inputs, return_intermediate=True)
     described: list[dict[str, Any]] = []
-    for name, (poses, activations) in found.items():
-        layer: Any = network.get_submodule(name)
+    for name, (poses, activations) in layers.items():
         pose = list(poses.shape[activations.ndim :])
         entry = {"name": name, "types": activations.shape[1], "size": list(activations.shape[2:]), "pose": pose}
         if described:
-            entry |= {"in_size": described[-1]["size"], "routing": type(layer.routing).__name__}
-            entry |= {"iterations": layer.routing.iterations, "competition": layer.routing.competition}
+            layer: Any = network.get_submodule(name)
+            entry["iterations"] = layer.routing.iterations
         described.append(entry)
     return described
 
