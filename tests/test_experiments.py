@@ -13,7 +13,7 @@ from PIL import Image
 from tritoncaps import Capsules, ClassCaps, EMRouting, VectorCaps, experiments
 from tritoncaps import inspect as inspect_capsules
 from tritoncaps.cli import main
-from tritoncaps.data import toynorb
+from tritoncaps.data import familiar_views, toynorb
 from tritoncaps.data.affnist import affine, affnist_like
 from tritoncaps.data.idx import DIGITS
 from tritoncaps.data.images import ImageSet
@@ -26,7 +26,8 @@ from tritoncaps.experiments.segmentation import pixel_accuracy
 from tritoncaps.experiments.variants import FullMatrices, MixingProportions
 from tritoncaps.experiments.vote_histograms import vote_distances
 from tritoncaps.models import CapsNet
-from tritoncaps.training import Config, ConfigError, train
+from tritoncaps.training import Config, ConfigError, Evaluation, train
+from tritoncaps.training.evaluation import views
 from tritoncaps.training.metrics import read_metrics
 
 PIXELS = 28
@@ -517,3 +518,13 @@ def test_command_prints_json(tmp_path, toys, capsys):
     assert printed == json.loads((tmp_path / "out" / "report.json").read_text())
     assert printed["options"]["images"] == 20
     assert printed["paper"] == "Hinton 2018, figure 2 and B.2"
+
+
+def test_held_out_training_views_are_familiar(toys):
+    """There is no accuracy on novel views where there are none."""
+    data = toynorb.load_toynorb("test", toys)
+    right = torch.ones(len(data), dtype=torch.bool)
+    found = views(Evaluation(1.0, right, None), data, "azimuth")
+    assert found == {"familiar": 1.0, "novel": 1.0}
+    familiar = data.select(familiar_views(data, "azimuth"))
+    assert views(Evaluation(1.0, right[: len(familiar)], None), familiar, "azimuth") == {"familiar": 1.0}
