@@ -75,7 +75,8 @@ def bars(axis: Any, names: Sequence[str], values: Sequence[float], marks: Sequen
         axis.text(y=place, s=f"{100 * value:.1f}%", va="center", fontsize=8, **at)
     shown = [(100 * value, place) for place, value in zip(places, marks, strict=True) if value is not None]
     if shown:
-        axis.scatter(*zip(*shown, strict=True), marker="D", s=32, color=CNN, edgecolor="white", linewidth=0.8, zorder=3, label=mark)
+        diamond = {"marker": "D", "s": 32, "color": CNN, "edgecolor": "white", "linewidth": 0.8, "zorder": 3}
+        axis.scatter(*zip(*shown, strict=True), label=mark, **diamond)
         axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0)
     axis.set_yticks(list(places), names)
     axis.invert_yaxis()
