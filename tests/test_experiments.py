@@ -13,7 +13,7 @@ from PIL import Image
 from tritoncaps import Capsules, ClassCaps, EMRouting, VectorCaps, experiments
 from tritoncaps import inspect as inspect_capsules
 from tritoncaps.cli import main
-from tritoncaps.data import toynorb
+from tritoncaps.data import familiar_views, toynorb
 from tritoncaps.data.affnist import affine, affnist_like
 from tritoncaps.data.idx import DIGITS
 from tritoncaps.data.images import ImageSet
@@ -26,7 +26,8 @@ from tritoncaps.experiments.segmentation import pixel_accuracy
 from tritoncaps.experiments.variants import FullMatrices, MixingProportions
 from tritoncaps.experiments.vote_histograms import vote_distances
 from tritoncaps.models import CapsNet
-from tritoncaps.training import Config, ConfigError, train
+from tritoncaps.training import Config, ConfigError, Evaluation, train
+from tritoncaps.training.evaluation import views
 from tritoncaps.training.metrics import read_metrics
 
 PIXELS = 28
@@ -445,10 +446,10 @@ def test_weights_of_histograms_sum_to_the_support():
 
 def test_convergence(tmp_path, digits, toys):
     report = run("convergence", tmp_path, digits, images=4)
-    assert {row["routing"] for row in report.rows} == {"dynamic", "EM"}
-    networks = [f"{kind} routing, {steps} steps" for kind in ("dynamic", "EM") for steps in (1, 2)]
+    assert {row["quantity"] for row in report.rows if row["network"].startswith("EM")} == {"assignments"}
+    networks = [f"{kind} routing, {steps}" for kind in ("dynamic", "EM") for steps in ("1 step", "2 steps")]
     assert list(dict.fromkeys(row["network"] for row in report.rows)) == networks
-    shares = [row["change"] for row in report.rows if row["routing"] == "EM"]
+    shares = [row["change"] for row in report.rows if row["quantity"] == "assignments"]
     assert 0 <= min(shares) <= max(shares) <= 1
 
 
@@ -457,8 +458,8 @@ def test_changes_of_assignments(competition):
     """Against the assignments of layers with one iteration more."""
     given = capsules()
     layer = ClassCaps(3, 4, routing=EMRouting(2, competition=competition))
-    kind, changes = changes_of(layer, given, 3)
-    assert (kind, layer.routing.iterations, len(changes)) == ("EM", 2, 3)
+    changes = changes_of(layer, given, 3)["assignments"]
+    assert (layer.routing.iterations, len(changes)) == (2, 3)
     assignments = []
     for iterations in (1, 2, 3):
         with with_routing(layer, iterations):
@@ -473,14 +474,15 @@ def test_changes_of_logits():
     torch.manual_seed(0)
     layer = VectorCaps(6, 3, 4, 5)
     poses = torch.randn(2, 6, 3)
-    kind, changes = changes_of(layer, Capsules(poses, poses.norm(dim=-1)), 2)
+    changes = changes_of(layer, Capsules(poses, poses.norm(dim=-1)), 2)
     votes = torch.einsum("nbd,bcde->nbce", poses, layer.weight.reshape(6, 4, 3, 5))
     total = votes.mean(1) * 6 / 4  # every child gives each of 4 parents a quarter
     length = total.norm(dim=-1, keepdim=True)
     parents = total * length / (1 + length**2)
-    expected = torch.einsum("nbce,nce->nbc", votes, parents).abs().mean().item()
-    assert kind == "dynamic"
-    assert changes[0] == pytest.approx(expected, rel=1e-4)
+    agreement = torch.einsum("nbce,nce->nbc", votes, parents)
+    assert changes["logits"][0] == pytest.approx(agreement.abs().mean().item(), rel=1e-4)
+    moved = 0.5 * (agreement.softmax(dim=-1) - 0.25).abs().sum(dim=-1).mean().item()
+    assert changes["assignments"][0] == pytest.approx(moved, rel=1e-4)
 
 
 def test_training_stops_at_an_accuracy(tmp_path, toys):
@@ -517,3 +519,13 @@ def test_command_prints_json(tmp_path, toys, capsys):
     assert printed == json.loads((tmp_path / "out" / "report.json").read_text())
     assert printed["options"]["images"] == 20
     assert printed["paper"] == "Hinton 2018, figure 2 and B.2"
+
+
+def test_held_out_training_views_are_familiar(toys):
+    """There is no accuracy on novel views where there are none."""
+    data = toynorb.load_toynorb("test", toys)
+    right = torch.ones(len(data), dtype=torch.bool)
+    found = views(Evaluation(1.0, right, None), data, "azimuth")
+    assert found == {"familiar": 1.0, "novel": 1.0}
+    familiar = data.select(familiar_views(data, "azimuth"))
+    assert views(Evaluation(1.0, right[: len(familiar)], None), familiar, "azimuth") == {"familiar": 1.0}

@@ -1,7 +1,7 @@
 """Figure A.1 of Sabour 2017: how much each routing iteration still changes, over training; and the same of EM routing.
 
-Dynamic routing: the mean absolute change of a routing logit. EM routing: the share of a child's vote that moves to
-other parents, half of the sum of the absolute changes of its assignments R.
+logits: the mean absolute change of a routing logit, which the paper plots. assignments: the share of a child's vote
+that moves to other parents, half of the absolute changes of its coupling coefficients c, or of R in EM routing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tritoncaps import inspect
 from tritoncaps.capsules import Capsules
@@ -39,39 +38,42 @@ def run(lab: Lab) -> None:
         lab.plan(2 * (len(dynamic) + len(em)))
         toys = "toynorb" if lab.options.data in (None, "mnist") else lab.options.data
         stages = capsnet_stages(lab, dynamic, lab.options.data or "mnist")
-        networks = [(f"dynamic routing, {n.result['step']} steps", n) for n in stages]
-        networks += [(f"EM routing, {n.result['step']} steps", n) for n in matrix_capsnet_stages(lab, em, toys)]
+        networks = [(f"dynamic routing, {_steps(n)}", n) for n in stages]
+        networks += [(f"EM routing, {_steps(n)}", n) for n in matrix_capsnet_stages(lab, em, toys)]
     count = lab.options.images or lab.choose(24, 500)
     for name, network in networks:
         data = network.test_images(count, lab.options.seed)
         key = name.replace(", ", "-").replace(" ", "-")
         found = lab.step(f"changes-{key}", lambda n=network, d=data: _changes(n, d))  # type: ignore[misc]
-        for layer, (kind, changes) in found.items():
-            for iteration, change in enumerate(changes, start=1):
-                lab.row(network=name, layer=layer, routing=kind, iteration=iteration, change=change)
+        for layer, quantities in found.items():
+            for quantity, changes in quantities.items():
+                for iteration, change in enumerate(changes, start=1):
+                    lab.row(network=name, layer=layer, quantity=quantity, iteration=iteration, change=change)
     lab.numbers["images"] = count
-    for routing in ("dynamic", "EM"):
-        rows = [row for row in lab.rows if row["routing"] == routing]
-        if rows:
-            last = [row["change"] for row in rows if row["network"] == rows[-1]["network"]][-ITERATIONS:]
-            lab.numbers[f"{routing} routing, change of iteration {len(last)} over that of iteration 1"] = (
-                last[-1] / last[0]
-            )
+    for panel, rows in _panels(lab.rows).items():
+        last = [row["change"] for row in rows if row["network"] == rows[-1]["network"]][-ITERATIONS:]
+        lab.numbers[f"{panel}: change of iteration {ITERATIONS} over that of the first"] = last[-1] / last[0]
     lab.figure(
         "changes",
         _figure(lab.rows),
-        "What each iteration changes, on a logarithmic scale, after a few steps of training and at the end: logits of "
-        "dynamic routing (figure A.1 of the paper), and assignments of EM routing, layer by layer at the end.",
+        "What each iteration changes, on a logarithmic scale, after the first step of training and later: logits of "
+        "dynamic routing (the paper's figure A.1), its coupling coefficients, and the assignments of EM routing, of "
+        "which all three layers are shown at the end.",
     )
     lab.note(
-        "The networks are trained with their own number of iterations and looked at with more. In the paper the change "
-        "of a logit is small from the fifth iteration on; it recommends three."
+        "The networks are trained with three iterations and looked at with more. A logit is raised by the agreement of "
+        "its vote with the parent, which does not become smaller where routing has converged: it is the assignments "
+        "that then stay as they are. The paper finds that the change of a logit decreases with every iteration."
     )
+
+
+def _steps(network: Trained) -> str:
+    return "1 step" if network.result["step"] == 1 else f"{network.result['step']} steps"
 
 
 @torch.no_grad()
 def _changes(network: Trained, data: ImageSet) -> dict[str, Any]:
-    """By layer, the kind of routing and what each iteration changes."""
+    """By layer, what each iteration changes."""
     found = network.network(network.pipeline.test(data.images)[0], return_intermediate=True)
     names = list(found)
     changes = {}
@@ -83,57 +85,61 @@ def _changes(network: Trained, data: ImageSet) -> dict[str, Any]:
     return changes
 
 
-def changes_of(layer: Any, capsules: Capsules, iterations: int) -> tuple[str, list[float]]:
-    """What each of so many iterations of a layer's routing changes: logits b of dynamic routing, by their mean absolute
-    change; assignments R of a mixture, by the mean share of a child's vote that moves."""
+def changes_of(layer: Any, capsules: Capsules, iterations: int) -> dict[str, list[float]]:
+    """What each of so many iterations of a layer's routing changes: "assignments", by the mean share of a child's vote
+    that moves, and "logits" of dynamic routing, by their mean absolute change."""
     before = layer.routing
     layer.routing = replace(before, iterations=iterations)
     try:
         found: Any = inspect.iterations(layer, capsules)
     finally:
         layer.routing = before
+    shared = found[0].assignments.sum()  # a child is shared among its parents once, or at every position anew
+    moved = [0.5 * (step.next_assignments - step.assignments).abs().sum() / shared for step in found]
+    changes = {"assignments": [share.item() for share in moved]}
     if isinstance(found[0], DynamicIteration):
-        return "dynamic", [step.agreement.abs().mean().item() for step in found]
-    children = capsules.activations.numel()
-    per_child = 1 if before.competition == "global" else _edges(found[0].assignments) / children
-    return "EM", [
-        0.5 * (step.next_assignments - step.assignments).abs().sum().item() / (children * per_child) for step in found
-    ]
+        changes = {"logits": [step.agreement.abs().mean().item() for step in found], **changes}
+    return changes
 
 
-def _edges(assignments: Tensor) -> float:
-    """How often children are shared among types, where they are at every position anew: the sum of all assignments."""
-    return assignments.sum().item()
+def _panels(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each panel of the figure, by its title."""
+    dynamic = {row["network"] for row in rows if row["quantity"] == "logits"}
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        kind = "Dynamic routing" if row["network"] in dynamic else "EM routing"
+        panels.setdefault(f"{kind}, {row['quantity']}", []).append(row)
+    return panels
 
 
 def _figure(rows: list[dict[str, Any]]) -> Any:
-    kinds = list(dict.fromkeys(row["routing"] for row in rows))
-    titles = {
-        "dynamic": ("Dynamic routing", "mean change of a logit"),
-        "EM": ("EM routing", "share of a vote that moves"),
-    }
-    figure, (axes,) = subplots(1, len(kinds), (4.9 * len(kinds), 3.7))
-    palette = pyplot().get_cmap("viridis")
-    for axis, kind in zip(axes, kinds, strict=True):
-        of_kind = [row for row in rows if row["routing"] == kind]
-        networks = list(dict.fromkeys(row["network"] for row in of_kind))
+    panels = _panels(rows)
+    figure, (axes,) = subplots(1, len(panels), (4.1 * len(panels), 3.6))
+    for axis, (title, of_panel) in zip(axes, panels.items(), strict=True):
+        networks = list(dict.fromkeys(row["network"] for row in of_panel))
+        layers = list(dict.fromkeys(row["layer"] for row in of_panel))
         for i, network in enumerate(networks):
-            is_last = i == len(networks) - 1
-            layers = list(dict.fromkeys(row["layer"] for row in of_kind))
-            for layer in layers if is_last else layers[-1:]:
+            for layer in layers if network == networks[-1] else layers[-1:]:
                 line = [
-                    (r["iteration"], r["change"]) for r in of_kind if (r["network"], r["layer"]) == (network, layer)
+                    (row["iteration"], row["change"])
+                    for row in of_panel
+                    if (row["network"], row["layer"]) == (network, layer)
                 ]
-                own = layer == layers[-1]
-                label = network.partition(", ")[2] or network
-                axis.plot(
-                    *zip(*line, strict=True),
-                    color=palette(0.85 * (1 - (i + 1) / len(networks))) if own else "#98a1b0",
-                    linestyle="-" if own else {0: ":", 1: "--"}.get(layers.index(layer), "-."),
-                    marker="o",
-                    label=f"{layer}, {label}",
-                )
+                style = _style(i, len(networks), layers, layer)
+                label = (network.partition(", ")[2] or network) + ("" if layer == layers[-1] else f", {layer}")
+                axis.plot(*zip(*line, strict=True), marker="o", label=label, **style)
         axis.set_yscale("log")
-        axis.set(title=titles[kind][0], xlabel="iteration", ylabel=titles[kind][1])
+        for which in ("major", "minor"):
+            getattr(axis.yaxis, f"set_{which}_formatter")("{x:g}")
+        axis.tick_params(axis="y", which="both", labelsize=7.5)
+        axis.set(title=title, xlabel="iteration")
         axis.legend()
+    axes[0].set_ylabel("change")
     return figure
+
+
+def _style(index: int, count: int, layers: list[str], layer: str) -> dict[str, Any]:
+    """The last layer in colours that darken with training, the others in grey."""
+    if layer == layers[-1]:
+        return {"color": pyplot().get_cmap("viridis")(0.85 * (1 - (index + 1) / count))}
+    return {"color": "#98a1b0", "linestyle": ":" if layer == layers[0] else "--"}

@@ -70,10 +70,13 @@ def bars(axis: Any, names: Sequence[str], values: Sequence[float], marks: Sequen
     places = range(len(names))
     axis.barh(places, [100 * value for value in values], color=CAPSULES, height=0.62)
     for place, value in zip(places, values, strict=True):
-        axis.text(100 * value + 0.8, place, f"{100 * value:.1f}%", va="center", fontsize=8)
+        inside = value > 0.15
+        at = {"x": 100 * value - 1, "ha": "right", "color": "white"} if inside else {"x": 100 * value + 1, "ha": "left"}
+        axis.text(y=place, s=f"{100 * value:.1f}%", va="center", fontsize=8, **at)
     shown = [(100 * value, place) for place, value in zip(places, marks, strict=True) if value is not None]
     if shown:
-        axis.scatter(*zip(*shown, strict=True), marker="D", s=26, color=CNN, zorder=3, label=mark)
+        diamond = {"marker": "D", "s": 32, "color": CNN, "edgecolor": "white", "linewidth": 0.8, "zorder": 3}
+        axis.scatter(*zip(*shown, strict=True), label=mark, **diamond)
         axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0)
     axis.set_yticks(list(places), names)
     axis.invert_yaxis()
