@@ -170,7 +170,7 @@ def _adversarial(
     labels = torch.tensor([label], device=pixels.device)
 
     def classifier(x: Tensor) -> Capsules:
-        return network(prepare(x))  # type: ignore[no-any-return]
+        return network(prepare(x))
 
     changed = [attacks.fgsm(classifier, pixels, labels, epsilon, loss=spread) for epsilon in epsilons]
     layers: dict[str, Capsules] = network(prepare(torch.cat(changed)), return_intermediate=True)
