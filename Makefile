@@ -1,6 +1,7 @@
 # make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
 # make bench  measure the quick suite and write docs/benchmarks.md from it
+# make experiments  the papers' experiments in their quick form, and the pictures of docs/experiments.md; needs MNIST
 # make fuzz   call the public functions 20,000 times with anything for arguments
 # make soak   train for 2,000 steps on random shapes and watch memory
 # They work on a fresh clone with Python 3.10 to 3.13 and make, and reuse .venv when it is there.
@@ -14,7 +15,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck pytest bench fuzz soak clean
+.PHONY: demo test lint typecheck pytest bench experiments fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
@@ -37,6 +38,13 @@ pytest: $(STAMP)
 
 bench: $(STAMP)
 	$(RUN) bench/suite.py --quick --page docs/benchmarks.md
+
+# each in its turn: what is done is kept, so that an interrupted make goes on
+experiments: $(STAMP)
+	for name in $$($(RUN) -m tritoncaps experiment list | cut -d' ' -f1); do \
+		$(RUN) -m tritoncaps experiment $$name --quick || exit 1; \
+	done
+	$(RUN) -m tritoncaps.experiments.gallery runs/experiments docs/experiments
 
 fuzz: $(STAMP)
 	$(RUN) tests/fuzz.py --examples 20000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ class TinyCapsNet(nn.Module):
     dropout       probability that a primary capsule is silent in training.
     primary_bias  of the logits of primary activations, at the start.
     ``routing`` overrides ``iterations``.
+
+    ``model(images, return_intermediate=True)`` returns capsules by name: ``primary``, ``class_caps``.
     """
 
     def __init__(
@@ -60,12 +62,24 @@ class TinyCapsNet(nn.Module):
         self.class_norm = CapsuleNorm(num_classes, **factory) if norm else nn.Identity()
         self.reset_parameters()
 
-    def forward(self, images: Tensor) -> Capsules:
+    def forward(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]:
         check_tensor("images", images)
         check_shape("images", images, ["N", self.in_channels, self.image_size, self.image_size])
         features = self.conv_norm(self.conv(images)).relu()
-        poses, activations = self.class_caps(self.dropout(self.primary_norm(self.primary(features))))
-        return self.class_norm(Capsules(poses.flatten(2, 3).squeeze(2), activations.flatten(1)))
+        primary = self.dropout(self.primary_norm(self.primary(features)))
+        poses, activations = self.class_caps(primary)
+        classes = self.class_norm(Capsules(poses.flatten(2, 3).squeeze(2), activations.flatten(1)))
+        return {"primary": primary, "class_caps": classes} if return_intermediate else classes
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
+
+        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")

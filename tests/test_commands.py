@@ -13,7 +13,7 @@ from PIL import Image
 from tritoncaps import functional
 from tritoncaps.cli import gpu_report, main
 
-COMMANDS = ("train", "evaluate", "predict", "data", "info", "bench", "doctor")
+COMMANDS = ("train", "evaluate", "predict", "explore", "data", "info", "bench", "doctor")
 
 
 @pytest.fixture(scope="module")

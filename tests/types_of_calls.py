@@ -5,7 +5,7 @@ from torch import Tensor
 from typing_extensions import assert_type
 
 import tritoncaps
-from tritoncaps import Capsules, RoutingMap, functional
+from tritoncaps import Capsules, RoutingMap, functional, inspect
 from tritoncaps.models import CapsNet, MatrixCapsNet
 
 
@@ -37,3 +37,10 @@ def functions(capsules: Capsules, weight: Tensor, beta: Tensor, routing_map: Rou
     assert_type(functional.squash(weight), Tensor)
     assert_type(functional.dynamic_assignments(capsules.poses, weight, routing_map), Tensor)
     assert_type(capsules.map(torch.sigmoid).to("cpu").detach(), Capsules)
+
+
+def inside(capsules: Capsules) -> None:
+    matrix, vector = tritoncaps.ConvCaps2d(1, 2, 3), tritoncaps.VectorCaps(1, 2, 3, 4)
+    assert_type(inspect.iterations(matrix, capsules), list[inspect.MixtureIteration])
+    assert_type(inspect.iterations(vector, capsules), list[inspect.DynamicIteration])
+    assert_type(inspect.votes(matrix, capsules, [(0, 1, 2)]), inspect.Votes)

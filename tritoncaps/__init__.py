@@ -1,6 +1,6 @@
 """tritoncaps: capsule layers for PyTorch whose kernels never store a vote."""
 
-from tritoncaps import functional, reference
+from tritoncaps import functional, inspect, reference
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.kernels.common.backends import use_backend
 from tritoncaps.layers import (
@@ -62,6 +62,7 @@ __all__ = [
     "VectorRouting",
     "__version__",
     "functional",
+    "inspect",
     "reference",
     "use_backend",
 ]

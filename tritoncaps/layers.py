@@ -173,8 +173,7 @@ class _ConvCaps(_MatrixRoutedCaps):
         self._create_parameters(device, dtype)
 
     def forward(self, capsules: Capsules) -> Capsules:
-        check_matrix_capsules(self, capsules, SPACE[-self.dims :])
-        return self._route(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
+        return self._route(*self._children(capsules))
 
     if TYPE_CHECKING:
 
@@ -183,8 +182,11 @@ class _ConvCaps(_MatrixRoutedCaps):
     def assignments(self, capsules: Capsules) -> Tensor:
         """The last assignments R [N, P, S, in_caps, out_caps] of a mixture routing, to look at; see
         :func:`functional.mixture_assignments`."""
+        return self._assignments(*self._children(capsules))
+
+    def _children(self, capsules: Capsules) -> tuple[Capsules, RoutingMap]:
         check_matrix_capsules(self, capsules, SPACE[-self.dims :])
-        return self._assignments(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
+        return Capsules(*capsules), self.routing_map(capsules[1].shape[2:])
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
         """Which child feeds which parent at this input size."""
@@ -274,8 +276,7 @@ class ClassCaps(_MatrixRoutedCaps):
         return self.out_caps
 
     def forward(self, capsules: Capsules) -> Capsules:
-        check_matrix_capsules(self, capsules)
-        return self._route(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
+        return self._route(*self._children(capsules))
 
     if TYPE_CHECKING:
 
@@ -284,8 +285,11 @@ class ClassCaps(_MatrixRoutedCaps):
     def assignments(self, capsules: Capsules) -> Tensor:
         """The last assignments R [N, 1, S, in_caps, num_classes] of a mixture routing, to look at; see
         :func:`functional.mixture_assignments`."""
+        return self._assignments(*self._children(capsules))
+
+    def _children(self, capsules: Capsules) -> tuple[Capsules, RoutingMap]:
         check_matrix_capsules(self, capsules)
-        return self._assignments(Capsules(*capsules), self.routing_map(capsules[1].shape[2:]))
+        return Capsules(*capsules), self.routing_map(capsules[1].shape[2:])
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
         """Which child feeds which parent at this input size."""
@@ -338,8 +342,7 @@ class GraphCaps(_MatrixRoutedCaps):
         return self.kernel_size[0]
 
     def forward(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
-        self._check(capsules, routing_map)
-        return self._route(Capsules(*capsules), routing_map)
+        return self._route(*self._children(capsules, routing_map))
 
     if TYPE_CHECKING:
 
@@ -347,14 +350,13 @@ class GraphCaps(_MatrixRoutedCaps):
 
     def assignments(self, capsules: Capsules, routing_map: RoutingMap) -> Tensor:
         """The last assignments R [N, P, S, in_caps, out_caps] of a mixture routing, to look at."""
-        self._check(capsules, routing_map)
-        return self._assignments(Capsules(*capsules), routing_map)
+        return self._assignments(*self._children(capsules, routing_map))
 
     def _inputs(self, routing_map: RoutingMap) -> tuple[Tensor, dict[str, Tensor], RoutingMap]:
         weight, parameters, _ = super()._inputs(routing_map)
         return weight[: routing_map.num_weights], parameters, routing_map  # a graph may lack the last relations
 
-    def _check(self, capsules: Capsules, routing_map: RoutingMap) -> None:
+    def _children(self, capsules: Capsules, routing_map: RoutingMap) -> tuple[Capsules, RoutingMap]:
         check_map(routing_map)
         if routing_map.num_weights > self.num_relations:
             raise ValueError(
@@ -362,6 +364,7 @@ class GraphCaps(_MatrixRoutedCaps):
                 f"but it has {routing_map.num_weights}"
             )
         check_matrix_capsules(self, capsules, routing_map.in_size)
+        return Capsules(*capsules), routing_map
 
     def extra_repr(self) -> str:
         return f"{self.in_caps}, {self.out_caps}, num_relations={self.num_relations}, {self._options()}"

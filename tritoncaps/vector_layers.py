@@ -122,13 +122,17 @@ class _VectorRoutedCaps(RoutedCaps):
     def assignments(self, capsules: Capsules | Tensor) -> Tensor:
         """The last coupling coefficients [N, P, S, B, C] of dynamic routing, to look at; see
         :func:`functional.dynamic_assignments`. A child type of VectorCaps is one child, so that P = S = 1."""
-        routing = self.routing
-        if not isinstance(routing, DynamicRouting) or type(routing).route is not DynamicRouting.route:
-            raise TypeError(f"assignments needs the route of DynamicRouting, but the routing is {routing!r}")
+        routing = self._dynamic("assignments")
         given, routing_map = self._children(capsules)
         weight, parameters, _ = self._inputs(routing_map)
         priors = parameters["priors"].reshape(weight.shape[:3]) if routing.priors else None
         return functional.dynamic_assignments(given.poses, weight, routing_map, routing, priors)
+
+    def _dynamic(self, what: str) -> DynamicRouting:
+        """The routing, if it is that of this library."""
+        if not isinstance(self.routing, DynamicRouting) or type(self.routing).route is not DynamicRouting.route:
+            raise TypeError(f"{what} needs the route of DynamicRouting, but the routing is {self.routing!r}")
+        return self.routing
 
     def forward(self, capsules: Capsules | Tensor) -> Capsules:
         return self._route(*self._children(capsules))

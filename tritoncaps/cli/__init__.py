@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tritoncaps.cli import bench, data, doctor, evaluate, info, predict, train
+from tritoncaps.cli import bench, data, doctor, evaluate, experiment, explore, info, predict, train
 from tritoncaps.data import DataError
 from tritoncaps.extras import MissingPackageError
 from tritoncaps.training import CheckpointError, ConfigError, DivergedError
@@ -21,6 +21,8 @@ examples:
   tritoncaps train                                       a small capsule network on ToyNORB, rendered here
   tritoncaps train --data mnist --model capsnet --epochs 3
   tritoncaps evaluate runs/mnist-capsnet
+  tritoncaps experiment adversarial --quick
+  tritoncaps explore --pretrained toynorb                a page to look inside a network
   tritoncaps data get mnist
   tritoncaps info --model matrix-capsnet
   tritoncaps doctor
@@ -65,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"tritoncaps {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (train, evaluate, predict, data, info, bench, doctor):
+    for module in (train, evaluate, predict, experiment, explore, data, info, bench, doctor):
         name = module.__name__.rsplit(".", 1)[1]
         summary, _, examples = (module.__doc__ or "").partition("\n\n")
         command = commands.add_parser(

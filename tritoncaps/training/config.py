@@ -87,6 +87,7 @@ class Config:
     weight_decay: float = _setting(2e-7, "weight of the L2 penalty")
     ema: float = _setting(0.0, "decay of a moving average of the weights, which is then tested; 0: none")
     patience: int = _setting(0, "stop after this many evaluations without a better accuracy; 0: never")
+    stop_at: float = _setting(0.0, "stop when an evaluation has this accuracy, such as 0.9; 0: never")
 
     device: str = _setting("auto", "cpu, cuda, cuda:1, .. [a GPU if there is one]")
     amp: str = _setting("none", "mixed precision", ("none", "bfloat16", "float16"))
@@ -128,6 +129,8 @@ class Config:
             raise ConfigError(f"--scaling must be at least 0 and below 1, but it is {self.scaling}")
         if self.final_lambda is not None and not 0 < self.final_lambda < float("inf"):
             raise ConfigError(f"--final-lambda must be above 0, but it is {self.final_lambda}")
+        if not 0 <= self.stop_at <= 1:
+            raise ConfigError(f"--stop-at must be from 0 to 1, but it is {self.stop_at}")
         if not 0 <= self.ema < 1:
             raise ConfigError(f"--ema must be at least 0 and below 1, but it is {self.ema}")
 

@@ -65,10 +65,8 @@ def views(evaluation: Evaluation, data: ImageSet | MultiMNIST, novel: str) -> di
     if novel == "none" or not isinstance(data, ImageSet):
         return {}
     familiar = familiar_views(data, novel)
-    return {
-        "familiar": evaluation.right[familiar].float().mean().item(),
-        "novel": evaluation.right[~familiar].float().mean().item(),
-    }
+    kinds = {"familiar": familiar, "novel": ~familiar}  # held-out training images are all familiar
+    return {name: evaluation.right[chosen].float().mean().item() for name, chosen in kinds.items() if chosen.any()}
 
 
 def autocast(device: torch.device, amp: str) -> AbstractContextManager:

@@ -168,7 +168,7 @@ class Trainer:
                 self._check()
                 self._evaluate(interrupts)
                 self.save()
-                if self.config.patience and self.evaluations_since_best >= self.config.patience:
+                if self._is_good_enough():
                     return "early stop"
             elif self.step % self.config.checkpoint_every == 0:
                 self.save()
@@ -406,6 +406,11 @@ class Trainer:
 
     def _is_time_to_evaluate(self) -> bool:
         return self.step == self.steps or self.step % (self.config.evaluate_every or self.steps_per_epoch) == 0
+
+    def _is_good_enough(self) -> bool:
+        """Has an evaluation the accuracy that was asked for, or have the last ones no better accuracy?"""
+        reached = self.latest is not None and self.latest.accuracy >= self.config.stop_at > 0
+        return reached or self.evaluations_since_best >= self.config.patience > 0
 
     def _asked(self, interrupts: Interrupts) -> bool:
         """Has any process been asked to end? They must all agree on the step."""

@@ -1,0 +1,83 @@
+"""How the figures of the experiments look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tritoncaps.training.pictures import RIGHT, WRONG, pyplot
+
+CAPSULES, CNN, OTHER = "#2563b8", "#d9622b", "#7a8599"
+SERIES = (CAPSULES, CNN, "#2e8b57", "#8e5bb5", "#c9a227", OTHER)
+
+_RC = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#98a1b0",
+    "axes.grid": True,
+    "grid.color": "#e3e5e8",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
+
+
+def drawn_alike() -> Any:
+    """Inside, all figures look so."""
+    return pyplot().rc_context(_RC)
+
+
+def subplots(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """A figure of ``size`` inches and its axes [rows][columns]."""
+    return pyplot().subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **options)
+
+
+def picture(axis: Any, image: Tensor, title: str = "", right: bool | None = None, **options: Any) -> None:
+    """An image [C, H, W] with pixels of 0 to 1: in colour, or its first channel; ``right`` colours the title."""
+    bare(axis)
+    pixels = image.detach().clamp(0, 1)
+    if len(pixels) == 3:
+        axis.imshow(pixels.permute(1, 2, 0).numpy(), **options)
+    else:
+        axis.imshow(pixels[0].numpy(), **{"cmap": "gray", "vmin": 0, "vmax": 1, **options})
+    colour = "black" if right is None else RIGHT if right else WRONG
+    axis.set_title(title, fontsize=8, pad=2.5, color=colour, loc="center", fontweight="normal")
+
+
+def bare(axis: Any) -> None:
+    """Without ticks, spines and grid."""
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.grid(False)
+    for side in axis.spines.values():
+        side.set_visible(False)
+
+
+def row_label(axis: Any, text: str) -> None:
+    axis.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8.5, labelpad=6)
+
+
+def bars(axis: Any, names: Sequence[str], values: Sequence[float], marks: Sequence[float | None], mark: str) -> None:
+    """Horizontal bars in per cent, from top to bottom, with a diamond where ``marks`` has a number to compare with."""
+    places = range(len(names))
+    axis.barh(places, [100 * value for value in values], color=CAPSULES, height=0.62)
+    for place, value in zip(places, values, strict=True):
+        inside = value > 0.15
+        at = {"x": 100 * value - 1, "ha": "right", "color": "white"} if inside else {"x": 100 * value + 1, "ha": "left"}
+        axis.text(y=place, s=f"{100 * value:.1f}%", va="center", fontsize=8, **at)
+    shown = [(100 * value, place) for place, value in zip(places, marks, strict=True) if value is not None]
+    if shown:
+        diamond = {"marker": "D", "s": 32, "color": CNN, "edgecolor": "white", "linewidth": 0.8, "zorder": 3}
+        axis.scatter(*zip(*shown, strict=True), label=mark, **diamond)
+        axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0)
+    axis.set_yticks(list(places), names)
+    axis.invert_yaxis()
+    axis.grid(False, axis="y")
