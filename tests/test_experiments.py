@@ -140,6 +140,16 @@ def test_trainings_are_shared_and_go_on(tmp_path, toys):
     assert len(list((tmp_path / "trainings").iterdir())) == 2
 
 
+def test_steps_after_another_training_are_done_again(tmp_path, toys):
+    config = Config(data="toynorb", model="linear", steps=1, batch_size=8, limit=40, test_limit=20)
+    done = []
+    for seed in (0, 1, 1):
+        given = lab(tmp_path)
+        given.train("linear", Config(**{**vars(config), "seed": seed}))
+        given.step("a", lambda seed=seed: done.append(seed))
+    assert done == [0, 1]
+
+
 def test_the_report_shows_numbers_figures_and_rows(tmp_path):
     from matplotlib import pyplot
 

@@ -181,7 +181,8 @@ class Lab:
         return quick if self.options.quick else full
 
     def step(self, key: str, work: Callable[[], T]) -> T:
-        """What ``work`` gives: numbers, strings and tensors, in lists and dictionaries. It is done once and kept."""
+        """What ``work`` gives: numbers, strings and tensors, in lists and dictionaries. It is done once and kept, until
+        the options, the experiment's code or the trainings that were asked for before are others."""
         path = self.folder / "steps" / f"{key}.pt"
         self._bar.set_postfix_str(key)
         kept = self._load(path)
@@ -217,6 +218,7 @@ class Lab:
         """The same training, looked at after each of these steps, the last of which is its end."""
         config = replace(config, steps=stages[-1], data_dir=config.data_dir or self.options.data_dir)
         folder = self.folder.parent / "trainings" / _folder_name(config)
+        self._made_from = _digest(self._made_from, folder.name, list(stages))  # what follows depends on it
         reached = []
         for stage in stages:
             self._bar.set_postfix_str(f"training {name}")
