@@ -205,7 +205,8 @@ class Lab:
     ) -> Trained:
         """The network of a training that runs once: experiments beside this one use it too. A training that was
         interrupted goes on. ``config.model`` names what ``network`` builds, and ``config.data`` what ``data`` loads."""
-        return self.train_in_stages(name, config, [config.steps or 0], network, data)[0]
+        assert config.steps is not None, "a training of an experiment names its steps"
+        return self.train_in_stages(name, config, [config.steps], network, data)[0]
 
     def train_in_stages(
         self,
