@@ -18,6 +18,7 @@ from tritoncaps.data.affnist import affine, affnist_like
 from tritoncaps.data.idx import DIGITS
 from tritoncaps.data.images import ImageSet
 from tritoncaps.experiments import EXPERIMENTS, Lab, Options
+from tritoncaps.experiments.ablation import VARIANTS, _variants
 from tritoncaps.experiments.convergence import changes_of
 from tritoncaps.experiments.dimensions import OFFSETS, draw_moved
 from tritoncaps.experiments.gallery import collect
@@ -411,6 +412,14 @@ def test_ablation(tmp_path, toys):
     votes = 9 * 8 * 8 + 9 * 8 * 8 + 8 * 5  # matrices of the three routed layers
     assert full - small == votes * (256 - 16)
     assert by_name["mixing proportions as activations"]["parameters"] == small - 2 * (8 + 8 + 5)
+
+
+def test_quick_ablation_leaves_out_what_is_slow(tmp_path):
+    def names(**options):
+        return set(_variants(lab(tmp_path, **options)))
+
+    assert names() == names(quick=True, steps=5) == set(VARIANTS)
+    assert set(VARIANTS) - names(quick=True) == {"vectors", "vectors-no-coordinates"}
 
 
 def test_full_matrices_hold_those_of_4x4():

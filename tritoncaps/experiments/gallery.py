@@ -12,7 +12,7 @@ from pathlib import Path
 from tritoncaps.data.files import write_atomically
 from tritoncaps.extras import require
 
-COLOURS = 128
+COLOURS = 64
 
 
 def collect(experiments: Path, out: Path) -> list[Path]:
