@@ -548,3 +548,12 @@ def test_held_out_training_views_are_familiar(toys):
     assert found == {"familiar": 1.0, "novel": 1.0}
     familiar = data.select(familiar_views(data, "azimuth"))
     assert views(Evaluation(1.0, right[: len(familiar)], None), familiar, "azimuth") == {"familiar": 1.0}
+
+
+def test_toys_are_drawn_too(tmp_path, toys):
+    """Without MNIST: one eye of ToyNORB, of which the network sees and draws the middle."""
+    report = run("reconstructions", tmp_path, toys, data="toynorb", images=20)
+    assert report.numbers["images"] == 20
+    images = toynorb.load_toynorb("test", toys).split(20, 0)[0].images[:, :1, 8:40, 8:40].float() / 255
+    expected = (images - images.mean(0)).square().mean().item()
+    assert report.numbers["squared_error_of_mean_image"] == pytest.approx(expected, rel=1e-4)

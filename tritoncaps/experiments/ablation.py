@@ -43,7 +43,7 @@ def run(lab: Lab) -> None:
     if lab.options.run or lab.options.pretrained:
         raise ConfigError("ablation trains its own networks: it takes no --run and no --pretrained")
     count = lab.options.images or lab.choose(1000, 24_300)
-    steps = lab.options.steps or lab.choose(100, 2000)
+    steps = lab.options.steps or lab.choose(80, 2000)
     data = lab.options.data or "toynorb"
     variants = _variants(lab)
     lab.plan(2 * len(variants) + 2)
