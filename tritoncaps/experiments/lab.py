@@ -147,7 +147,10 @@ class Report(NamedTuple):
 
 
 class Lab:
-    """``total``: how many steps and trainings the progress bar expects; set by the experiment."""
+    """Where an experiment works: its folder, its options, and what it has found so far.
+
+    ``source``: the experiment's code, on which kept results depend. ``quiet``: no progress bar and no lines.
+    """
 
     def __init__(
         self,
@@ -174,6 +177,7 @@ class Lab:
         remove_leftovers(folder)
 
     def plan(self, total: int) -> None:
+        """How many steps and trainings the progress bar expects."""
         self._bar.total = total
         self._bar.refresh()
 
@@ -194,7 +198,7 @@ class Lab:
 
     def _load(self, path: Path) -> Any:
         """None if there is no file, if it is damaged, or if it was made with other options or other code."""
-        with suppress(OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+        with suppress(OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
             kept = torch.load(path, map_location="cpu", weights_only=True)
             if kept["made_from"] == self._made_from:
                 return kept
