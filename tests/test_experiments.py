@@ -18,6 +18,7 @@ from tritoncaps.data.affnist import affine, affnist_like
 from tritoncaps.data.idx import DIGITS
 from tritoncaps.data.images import ImageSet
 from tritoncaps.experiments import EXPERIMENTS, Lab, Options
+from tritoncaps.experiments.ablation import VARIANTS, _variants
 from tritoncaps.experiments.convergence import changes_of
 from tritoncaps.experiments.dimensions import OFFSETS, draw_moved
 from tritoncaps.experiments.gallery import collect
@@ -138,6 +139,16 @@ def test_trainings_are_shared_and_go_on(tmp_path, toys):
     other = two.train("linear", Config(**{**vars(config), "seed": 1}))
     assert not torch.equal(again.network[1].weight, other.network[1].weight)
     assert len(list((tmp_path / "trainings").iterdir())) == 2
+
+
+def test_steps_after_another_training_are_done_again(tmp_path, toys):
+    config = Config(data="toynorb", model="linear", steps=1, batch_size=8, limit=40, test_limit=20)
+    done = []
+    for seed in (0, 1, 1):
+        given = lab(tmp_path)
+        given.train("linear", Config(**{**vars(config), "seed": seed}))
+        given.step("a", lambda seed=seed: done.append(seed))
+    assert done == [0, 1]
 
 
 def test_the_report_shows_numbers_figures_and_rows(tmp_path):
@@ -403,6 +414,14 @@ def test_ablation(tmp_path, toys):
     assert by_name["mixing proportions as activations"]["parameters"] == small - 2 * (8 + 8 + 5)
 
 
+def test_quick_ablation_leaves_out_what_is_slow(tmp_path):
+    def names(**options):
+        return set(_variants(lab(tmp_path, **options)))
+
+    assert names() == names(quick=True, steps=5) == set(VARIANTS)
+    assert set(VARIANTS) - names(quick=True) == {"vectors", "vectors-no-coordinates"}
+
+
 def test_full_matrices_hold_those_of_4x4():
     """A 16x16 matrix that has W in its four diagonal blocks multiplies a pose as W does."""
     small, full = ClassCaps(3, 4, routing=EMRouting(3)), ClassCaps(3, 4, routing=FullMatrices(3))
@@ -529,3 +548,12 @@ def test_held_out_training_views_are_familiar(toys):
     assert found == {"familiar": 1.0, "novel": 1.0}
     familiar = data.select(familiar_views(data, "azimuth"))
     assert views(Evaluation(1.0, right[: len(familiar)], None), familiar, "azimuth") == {"familiar": 1.0}
+
+
+def test_toys_are_drawn_too(tmp_path, toys):
+    """Without MNIST: one eye of ToyNORB, of which the network sees and draws the middle."""
+    report = run("reconstructions", tmp_path, toys, data="toynorb", images=20)
+    assert report.numbers["images"] == 20
+    images = toynorb.load_toynorb("test", toys).split(20, 0)[0].images[:, :1, 8:40, 8:40].float() / 255
+    expected = (images - images.mean(0)).square().mean().item()
+    assert report.numbers["squared_error_of_mean_image"] == pytest.approx(expected, rel=1e-4)

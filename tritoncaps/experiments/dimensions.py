@@ -15,7 +15,7 @@ from tritoncaps.data import ImageSet
 from tritoncaps.drawings import perturb_poses
 from tritoncaps.experiments.lab import Lab, Trained, pixels_of
 from tritoncaps.experiments.networks import decoding_capsnet
-from tritoncaps.experiments.style import picture, row_label, subplots
+from tritoncaps.experiments.style import subplots, tiles
 
 OFFSETS = [round(0.05 * k, 2) for k in range(-5, 6)]
 
@@ -79,9 +79,9 @@ def draw_moved(capsnet: Trained, poses: Tensor, labels: Tensor, offsets: list[fl
 
 def _all_dimensions(drawn: Tensor, name: str) -> Any:
     """[D, K, C, H, W] of one capsule."""
-    figure, axes = subplots(len(drawn), len(OFFSETS), (6.4, 0.52 * len(drawn) + 0.5))
-    _rows(axes, drawn, [f"{d}" for d in range(len(drawn))])
-    figure.suptitle(f"dimensions of the capsule of a {name}", fontsize=10, x=0.01, ha="left")
+    figure, ((axis,),) = subplots(1, 1, (6.6, 0.56 * len(drawn) + 0.6))
+    tiles(axis, drawn, [str(d) for d in range(len(drawn))], _names_of_offsets())
+    axis.set_ylabel(f"dimension of the capsule of a {name}")
     return figure
 
 
@@ -89,16 +89,11 @@ def _most_visible(drawn: Tensor, names: list[str]) -> Any:
     """[N, D, K, C, H, W]: of each capsule the dimension whose ends differ most."""
     change = (drawn[:, :, -1] - drawn[:, :, 0]).abs().mean(dim=(2, 3, 4))
     best = change.argmax(dim=1)
-    figure, axes = subplots(len(drawn), len(OFFSETS), (6.8, 0.52 * len(drawn) + 0.3))
+    figure, ((axis,),) = subplots(1, 1, (7.2, 0.56 * len(drawn) + 0.4))
     labels = [f"{name}, dimension {d}" for name, d in zip(names, best.tolist(), strict=True)]
-    _rows(axes, drawn[torch.arange(len(drawn)), best], labels)
+    tiles(axis, drawn[torch.arange(len(drawn)), best], labels, _names_of_offsets())
     return figure
 
 
-def _rows(axes: Any, drawn: Tensor, labels: list[str]) -> None:
-    for line, images, label in zip(axes, drawn, labels, strict=True):
-        for axis, image in zip(line, images, strict=True):
-            picture(axis, image)
-        row_label(line[0], label)
-    for axis, offset in zip(axes[0], OFFSETS, strict=True):
-        axis.set_title(f"{offset:+.2f}" if offset else "0", fontsize=7, pad=2, loc="center", fontweight="normal")
+def _names_of_offsets() -> list[str]:
+    return [f"{offset:+.2f}" if offset else "0" for offset in OFFSETS]

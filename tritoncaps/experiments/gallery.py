@@ -6,17 +6,19 @@ python -m tritoncaps.experiments.gallery runs/experiments docs/experiments
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 from tritoncaps.data.files import write_atomically
 from tritoncaps.extras import require
 
-COLOURS = 128
+LIMIT = 140_000  # bytes of a picture
 
 
 def collect(experiments: Path, out: Path) -> list[Path]:
-    """Every figure of every report.json under ``experiments`` becomes ``out``/EXPERIMENT-FIGURE, with few colours."""
+    """Every figure of every report.json under ``experiments`` becomes ``out``/EXPERIMENT-FIGURE."""
     require("PIL", "the gallery", "train")
     from PIL import Image
 
@@ -26,10 +28,20 @@ def collect(experiments: Path, out: Path) -> list[Path]:
         for figure in report["figures"]:
             target = out / f"{report['name']}-{figure['file']}"
             with Image.open(path.parent / figure["file"]) as picture:
-                small = picture.convert("RGB").quantize(COLOURS)
-            write_atomically(target, lambda file, small=small: small.save(file, "PNG", optimize=True))  # type: ignore[misc]
+                content = _small(picture.convert("RGB"))
+            write_atomically(target, lambda file, content=content: file.write(content))  # type: ignore[misc]
             written.append(target)
     return written
+
+
+def _small(picture: Any) -> bytes:
+    """As a PNG with a palette of 256 colours, or of as few as the limit needs."""
+    for colours in (256, 192, 128, 96, 64, 48, 32):
+        file = io.BytesIO()
+        picture.quantize(colours, dither=0).save(file, "PNG", optimize=True)
+        if file.tell() <= LIMIT:
+            break
+    return file.getvalue()
 
 
 if __name__ == "__main__":

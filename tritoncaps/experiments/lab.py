@@ -147,7 +147,10 @@ class Report(NamedTuple):
 
 
 class Lab:
-    """``total``: how many steps and trainings the progress bar expects; set by the experiment."""
+    """Where an experiment works: its folder, its options, and what it has found so far.
+
+    ``source``: the experiment's code, on which kept results depend. ``quiet``: no progress bar and no lines.
+    """
 
     def __init__(
         self,
@@ -174,6 +177,7 @@ class Lab:
         remove_leftovers(folder)
 
     def plan(self, total: int) -> None:
+        """How many steps and trainings the progress bar expects."""
         self._bar.total = total
         self._bar.refresh()
 
@@ -181,7 +185,8 @@ class Lab:
         return quick if self.options.quick else full
 
     def step(self, key: str, work: Callable[[], T]) -> T:
-        """What ``work`` gives: numbers, strings and tensors, in lists and dictionaries. It is done once and kept."""
+        """What ``work`` gives: numbers, strings and tensors, in lists and dictionaries. It is done once and kept, until
+        the options, the experiment's code or the trainings that were asked for before are others."""
         path = self.folder / "steps" / f"{key}.pt"
         self._bar.set_postfix_str(key)
         kept = self._load(path)
@@ -193,7 +198,7 @@ class Lab:
 
     def _load(self, path: Path) -> Any:
         """None if there is no file, if it is damaged, or if it was made with other options or other code."""
-        with suppress(OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+        with suppress(OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
             kept = torch.load(path, map_location="cpu", weights_only=True)
             if kept["made_from"] == self._made_from:
                 return kept
@@ -204,7 +209,8 @@ class Lab:
     ) -> Trained:
         """The network of a training that runs once: experiments beside this one use it too. A training that was
         interrupted goes on. ``config.model`` names what ``network`` builds, and ``config.data`` what ``data`` loads."""
-        return self.train_in_stages(name, config, [config.steps or 0], network, data)[0]
+        assert config.steps is not None, "a training of an experiment names its steps"
+        return self.train_in_stages(name, config, [config.steps], network, data)[0]
 
     def train_in_stages(
         self,
@@ -217,6 +223,7 @@ class Lab:
         """The same training, looked at after each of these steps, the last of which is its end."""
         config = replace(config, steps=stages[-1], data_dir=config.data_dir or self.options.data_dir)
         folder = self.folder.parent / "trainings" / _folder_name(config)
+        self._made_from = _digest(self._made_from, folder.name, list(stages))  # what follows depends on it
         reached = []
         for stage in stages:
             self._bar.set_postfix_str(f"training {name}")

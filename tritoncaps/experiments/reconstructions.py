@@ -28,8 +28,8 @@ def run(lab: Lab) -> None:
     lab.figure(
         "reconstructions",
         _figure(found["right"], found["wrong"], data),
-        "(label, prediction) above each test image, and what the decoder draws. On the right side of a comma in red: a "
-        "failure, drawn from the capsule of the prediction and from that of the label.",
+        "(label, prediction) above each test image, and what the decoder draws of it. Red: failures, drawn from the "
+        "capsule of the prediction and from that of the label.",
     )
     lab.note(
         "The squared error is that of a pixel, averaged over all images. The error of the mean image is what a decoder "

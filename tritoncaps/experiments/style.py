@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tritoncaps.training.pictures import RIGHT, WRONG, pyplot
@@ -50,6 +51,20 @@ def picture(axis: Any, image: Tensor, title: str = "", right: bool | None = None
         axis.imshow(pixels[0].numpy(), **{"cmap": "gray", "vmin": 0, "vmax": 1, **options})
     colour = "black" if right is None else RIGHT if right else WRONG
     axis.set_title(title, fontsize=8, pad=2.5, color=colour, loc="center", fontweight="normal")
+
+
+def tiles(axis: Any, images: Tensor, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Many grey images [rows, columns, C, H, W] as one picture, with names beside the rows and above the columns."""
+    count, across, _, height, width = images.shape
+    gap = max(width // 10, 1)
+    sheet = torch.ones(count, across, height + gap, width + gap)
+    sheet[:, :, :height, :width] = images[:, :, 0].clamp(0, 1)
+    picture = sheet.transpose(1, 2).reshape(count * (height + gap), across * (width + gap))[:-gap, :-gap]
+    bare(axis)
+    axis.imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1)
+    axis.set_xticks([(width + gap) * k + width / 2 for k in range(across)], columns, fontsize=7.5)
+    axis.set_yticks([(height + gap) * k + height / 2 for k in range(count)], rows, fontsize=8.5)
+    axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
 
 
 def bare(axis: Any) -> None:
