@@ -1,5 +1,7 @@
 # make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
+# make docs   set up .venv and build the documentation site into build/site, without a network
+# make dist   set up .venv and build the sdist and the wheel into dist/
 # make bench  measure the quick suite and write docs/benchmarks.md from it
 # make fuzz   call the public functions 20,000 times with anything for arguments
 # make soak   train for 2,000 steps on random shapes and watch memory
@@ -14,26 +16,34 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck pytest bench fuzz soak clean
+.PHONY: demo test lint typecheck pytest docs dist bench fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
 
-test: lint typecheck pytest
+test: lint typecheck docs pytest
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-# mypy sees the package as it is installed: kernels/ and models/ inside tritoncaps.
+# mypy and pyright see the package as it is installed: kernels/ and models/ inside tritoncaps.
 typecheck: $(STAMP)
 	@mkdir -p build/typed/tritoncaps
 	@ln -sfn $(CURDIR)/tritoncaps/* $(CURDIR)/kernels $(CURDIR)/models build/typed/tritoncaps/
 	@ln -sfn $(CURDIR)/tritoncaps_command.py $(CURDIR)/tests/types_of_calls.py build/typed/
 	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps -m tritoncaps_command -m types_of_calls
+	$(RUN) -m basedpyright -p pyproject.toml --pythonpath $(RUN)
 
 pytest: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal
+
+docs: $(STAMP)
+	$(RUN) -m mkdocs build --strict --quiet
+
+dist: $(STAMP)
+	$(RUN) -m build --no-isolation --outdir dist .
+	$(RUN) -m twine check --strict dist/*
 
 bench: $(STAMP)
 	$(RUN) bench/suite.py --quick --page docs/benchmarks.md
@@ -53,4 +63,4 @@ $(STAMP):
 	@touch $@
 
 clean:
-	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

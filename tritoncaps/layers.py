@@ -21,7 +21,7 @@ from tritoncaps._internal.checks import (
 from tritoncaps._internal.routed import RoutedCaps, check_matrix_capsules, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing import EMRouting, LayerSizes, MatrixRouting, MixtureRouting
-from tritoncaps.routing_map import RoutingMap, per_axis
+from tritoncaps.routing_map import RoutingMap, padding_per_axis, per_axis
 
 SPACE = ("D", "H", "W")
 MATRIX = (4, 4)
@@ -166,10 +166,8 @@ class _ConvCaps(_MatrixRoutedCaps):
         sizes = LayerSizes("conv", kernel, in_caps, out_caps, MATRIX, MATRIX)
         super().__init__(sizes, routing, logits, backend)
         self.stride = per_axis("stride", stride, self.dims, 1)
-        self.padding = padding if padding == "same" else per_axis("padding", padding, self.dims, 0)
+        self.padding: tuple[int, ...] | Literal["same"] = padding_per_axis(padding, self.stride)
         self.dilation = per_axis("dilation", dilation, self.dims, 1)
-        if padding == "same" and max(self.stride) > 1:
-            raise ValueError(f"padding='same' needs stride 1, but stride is {self.stride}")
         self._create_parameters(device, dtype)
 
     def forward(self, capsules: Capsules) -> Capsules:

@@ -68,13 +68,10 @@ class RoutingMap:
         kernel = per_axis("kernel", kernel, dims, 1)
         stride = per_axis("stride", stride, dims, 1)
         dilation = per_axis("dilation", dilation, dims, 1)
-        if padding == "same":
-            _require(max(stride) == 1, f"padding='same' needs stride 1, but stride is {stride}")
-        else:
-            padding = per_axis("padding", padding, dims, 0)
+        padded_by = padding_per_axis(padding, stride)
         out_size = []
         for axis, (n, k, s, d) in enumerate(zip(size, kernel, stride, dilation, strict=True)):
-            before, after = _paddings(padding, axis, k, d)
+            before, after = _paddings(padded_by, axis, k, d)
             span, padded = d * (k - 1) + 1, before + n + after
             _require(
                 span <= padded,
@@ -83,7 +80,7 @@ class RoutingMap:
             )
             out_size.append((padded - span) // s + 1)
         slots = math.prod(kernel)
-        return RoutingMap(("conv", size, kernel, stride, padding, dilation), size, tuple(out_size), slots, slots)
+        return RoutingMap(("conv", size, kernel, stride, padded_by, dilation), size, tuple(out_size), slots, slots)
 
     @staticmethod
     def full(size: Sequence[int], coordinates: bool = True) -> RoutingMap:
@@ -361,6 +358,14 @@ def per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Si
     _require(len(values) == dims, f"{name} must be one number or {dims}, one for each axis, but it is {value}")
     _require(min(values) >= least, f"{name} must be at least {least} along every axis, but it is {value}")
     return values
+
+
+def padding_per_axis(padding: int | Sequence[int] | Literal["same"], stride: Size) -> Size | Literal["same"]:
+    """``padding`` for each axis that ``stride`` has, checked, or "same"."""
+    if padding == "same":
+        _require(max(stride) == 1, f"padding='same' needs stride 1, but stride is {stride}")
+        return "same"
+    return per_axis("padding", padding, len(stride), 0)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -17,7 +17,7 @@ from tritoncaps._internal.routed import RoutedCaps, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
 from tritoncaps.routing import DynamicRouting, LayerSizes, VectorRouting
-from tritoncaps.routing_map import RoutingMap, per_axis
+from tritoncaps.routing_map import RoutingMap, padding_per_axis, per_axis
 
 
 class VectorPrimaryCaps(nn.Module):
@@ -214,10 +214,8 @@ class ConvVectorCaps2d(_VectorRoutedCaps):
         kernel = per_axis("kernel_size", kernel_size, 2, 1)
         super().__init__(in_caps, in_dim, out_caps, out_dim, kernel, routing, priors, backend)
         self.stride = per_axis("stride", stride, 2, 1)
-        self.padding = padding if padding == "same" else per_axis("padding", padding, 2, 0)
+        self.padding: tuple[int, ...] | Literal["same"] = padding_per_axis(padding, self.stride)
         self.dilation = per_axis("dilation", dilation, 2, 1)
-        if padding == "same" and max(self.stride) > 1:
-            raise ValueError(f"padding='same' needs stride 1, but stride is {self.stride}")
         self._create_parameters(device, dtype)
 
     def _children(self, capsules: Capsules | Tensor) -> tuple[Capsules, RoutingMap]:
