@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck pytest docs dist bench fuzz soak clean
+.PHONY: demo test lint typecheck joined pytest docs dist bench fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
@@ -27,19 +27,21 @@ lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-# mypy and pyright see the package as it is installed: kernels/ and models/ inside tritoncaps.
-typecheck: $(STAMP)
+# Type checkers and the documentation see the package as it is installed: kernels/ and models/ inside tritoncaps.
+joined:
 	@mkdir -p build/typed/tritoncaps
 	@ln -sfn $(CURDIR)/tritoncaps/* $(CURDIR)/kernels $(CURDIR)/models build/typed/tritoncaps/
 	@ln -sfn $(CURDIR)/tritoncaps_command.py $(CURDIR)/tests/types_of_calls.py build/typed/
+
+typecheck: $(STAMP) joined
 	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps -m tritoncaps_command -m types_of_calls
 	$(RUN) -m basedpyright -p pyproject.toml --pythonpath $(RUN)
 
 pytest: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal
 
-docs: $(STAMP)
-	$(RUN) -m mkdocs build --strict --quiet
+docs: $(STAMP) joined
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 dist: $(STAMP)
 	$(RUN) -m build --no-isolation --outdir dist .

@@ -53,7 +53,20 @@ _requested: str | None = None
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Inside, every call that does not name a backend itself uses ``name``, in all threads; None: chosen by device."""
+    """A context: calls inside that name no backend use ``name``, in all threads.
+
+    Args:
+        name: "reference", "cpu" or "triton"; None: chosen by device.
+
+    Raises:
+        ValueError: if there is no such backend.
+
+    Example:
+        >>> import torch, tritoncaps
+        >>> layer = tritoncaps.ClassCaps(2, 3)
+        >>> with tritoncaps.use_backend("reference"):
+        ...     parents = layer(tritoncaps.Capsules(torch.randn(1, 2, 4, 4, 4), torch.rand(1, 2, 4)))
+    """
     global _requested
     before, _requested = _requested, check_name(name)
     try:
