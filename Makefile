@@ -1,6 +1,7 @@
 # make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
 # make docs   set up .venv and build the documentation site into build/site, without a network
+# make notebooks   execute the notebooks of examples/ again
 # make dist   set up .venv and build the sdist and the wheel into dist/
 # make bench  measure the quick suite and write docs/benchmarks.md from it
 # make fuzz   call the public functions 20,000 times with anything for arguments
@@ -16,7 +17,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck joined pytest docs dist bench fuzz soak clean
+.PHONY: demo test lint typecheck joined pytest docs notebooks dist bench fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
@@ -42,6 +43,10 @@ pytest: $(STAMP)
 
 docs: $(STAMP) joined
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+notebooks: $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
+	$(RUN) examples/make_notebooks.py
 
 dist: $(STAMP)
 	$(RUN) -m build --no-isolation --outdir dist .
