@@ -3,8 +3,8 @@
 python examples/cifar_cnn.py
 """
 
-import toy_data
 import torch
+import toy_data
 from torch import nn
 from training import accuracy, fit
 

@@ -5,9 +5,9 @@ torchrun --nproc-per-node 2 examples/ddp.py
 
 import os
 
-import toy_data
 import torch
 import torch.distributed as dist
+import toy_data
 from cifar_cnn import network
 from torch.nn.parallel import DistributedDataParallel
 

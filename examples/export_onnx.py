@@ -9,14 +9,13 @@ from pathlib import Path
 
 import onnxruntime
 import torch
-
 from torch import nn
 
 from tritoncaps import ClassCaps, EMRouting, PrimaryCaps
 
 
 def network():
-    """One routed layer, which exports in seconds. Larger ones take minutes: each operation of the reference is a node."""
+    """One routed layer, which exports in seconds. Large networks take longer: the reference has many operations."""
     torch.manual_seed(0)
     features = (nn.Conv2d(1, 8, 5, stride=4), nn.ReLU())
     return nn.Sequential(*features, PrimaryCaps(8, 4), ClassCaps(4, 10, routing=EMRouting(iterations=2))).eval()

@@ -1,13 +1,13 @@
 """A graph: joints of a stick figure are children, limbs are their parents, and the figure's gesture is the class.
 
-A joint's pose is its place, as a homogeneous 4x4 matrix. Edges of one relation share their matrices, so both arms are one
-kind of limb.
+A joint's pose is its place, as a homogeneous 4x4 matrix. Edges of one relation share their matrices, so both arms are
+one kind of limb.
 
 python examples/graph.py
 """
 
-import toy_data
 import torch
+import toy_data
 from torch import nn
 from training import accuracy, fit
 

@@ -8,8 +8,8 @@ python examples/own_routing.py
 
 from dataclasses import dataclass
 
-import toy_data
 import torch
+import toy_data
 from torch import nn
 from training import accuracy, fit
 

@@ -3,8 +3,8 @@
 python examples/signals.py
 """
 
-import toy_data
 import torch
+import toy_data
 from torch import nn
 from training import accuracy, fit
 

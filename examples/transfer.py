@@ -1,13 +1,13 @@
 """Transfer: a capsule head on the features of a frozen backbone, with images of 224x224.
 
-The backbone here is a small residual network with random weights, so that the example needs no download. Put yours in its
-place, such as torchvision's ``resnet50(weights=...)`` up to ``layer3``: anything that gives [N, channels, H, W].
+The backbone here is a small residual network with random weights, so that the example needs no download. Put yours in
+its place, such as torchvision's ``resnet50(weights=...)`` up to ``layer3``: anything that gives [N, channels, H, W].
 
 python examples/transfer.py
 """
 
-import toy_data
 import torch
+import toy_data
 from torch import nn
 from training import accuracy, fit
 

@@ -14,8 +14,8 @@
 # %% [markdown]
 # # A first capsule network
 #
-# Discs, upright bars and lying bars of any colour, at any place. A small network of convolutions and capsules tells them
-# apart after a few training steps, on a CPU.
+# Discs, upright bars and lying bars of any colour, at any place. A small network of convolutions and capsules tells
+# them apart after a few training steps, on a CPU.
 
 # %%
 import sys
@@ -32,7 +32,7 @@ import toy_data
 images, labels = toy_data.images(1000)
 figure, axes = plt.subplots(1, 6, figsize=(6, 1.2), dpi=60)
 for axis, image in zip(axes, images, strict=False):
-    axis.imshow((image.permute(1, 2, 0) / 6 + 0.4).clip(0, 1))
+    axis.imshow((image.permute(1, 2, 0) / 6 + 0.4).clip(0, 1).numpy())
     axis.axis("off")
 
 # %% [markdown]
