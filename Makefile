@@ -3,6 +3,8 @@
 # make docs   set up .venv and build the documentation site into build/site, without a network
 # make notebooks   execute the notebooks of examples/ again
 # make dist   set up .venv and build the sdist and the wheel into dist/
+# make test-lowest           the tests with the oldest versions of all dependencies, in .venv-lowest
+# make test-without-triton   the tests that need no Triton, for macOS
 # make bench  measure the quick suite and write docs/benchmarks.md from it
 # make fuzz   call the public functions 20,000 times with anything for arguments
 # make soak   train for 2,000 steps on random shapes and watch memory
@@ -17,7 +19,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck joined pytest docs notebooks dist bench fuzz soak clean
+.PHONY: demo test lint typecheck joined pytest docs notebooks dist test-lowest test-without-triton bench fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
@@ -52,6 +54,16 @@ dist: $(STAMP)
 	$(RUN) -m build --no-isolation --outdir dist .
 	$(RUN) -m twine check --strict dist/*
 
+# The oldest versions of all dependencies, in an environment of its own.
+test-lowest:
+	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[train,testing]' pytest pytest-xdist
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
+
+# The test files that do not name Triton.
+test-without-triton: $(STAMP)
+	$(RUN) -m pytest -n 2 --dist worksteal $(shell grep -Lw triton tests/test_*.py)
+
 bench: $(STAMP)
 	$(RUN) bench/suite.py --quick --page docs/benchmarks.md
 
@@ -70,4 +82,4 @@ $(STAMP):
 	@touch $@
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
