@@ -104,7 +104,7 @@ def overview(package: Any) -> str:
     """All names of a page in one list, with their first line."""
     parts = [
         "# API reference",
-        "All public names, from their docstrings. `import tritoncaps` has those up to the losses.",
+        "All public names, made from their docstrings.",
     ]
     for page, (title, modules) in PAGES.items():
         parts.append(f"## [{title}]({page}.md)")
