@@ -32,7 +32,9 @@ def package(folder, monkeypatch, reference, source):
 
 
 def test_names_without_docstrings_are_found(tmp_path, monkeypatch, reference):
-    source = "class Layer:\n    'A layer.'\n    def forward(self): ...\n    def _own(self): ...\n    def weigh(self): ...\n"
+    source = (
+        "class Layer:\n    'A layer.'\n    def forward(self): ...\n    def _own(self): ...\n    def weigh(self): ...\n"
+    )
     found = package(tmp_path, monkeypatch, reference, source)
     assert set(reference.without_docstring(found)) == {"small.layers.Layer.weigh"}
 
@@ -56,3 +58,14 @@ def test_the_navigation_names_files_and_generated_pages(reference):
     generated = {f"reference/{page}.md" for page in (*reference.PAGES, "index")}
     assert {name for name in named - generated if not (ROOT / "docs" / name).is_file()} == set()
     assert generated <= named
+
+
+def test_pages_ask_no_server_for_scripts(reference):
+    """The script of the offline search is that of the site, wherever a page is."""
+
+    class Page:
+        url = "reference/layers.html"
+
+    output = f'<script src="{reference.ASKED_OF_A_SERVER}"></script>'
+    assert reference.on_post_page(output, Page, None) == '<script src="../site/worker.js"></script>'
+    assert (ROOT / "docs" / reference.WORKER).is_file()

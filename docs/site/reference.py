@@ -8,8 +8,11 @@ import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 PACKAGE = "tritoncaps"
+ASKED_OF_A_SERVER, WORKER = "https://unpkg.com/iframe-worker/shim", "site/worker.js"
 
 # page: its title, and the modules whose public names it shows
 PAGES = {
@@ -59,6 +62,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     if missing:
         raise PluginError("these public names have no docstring: " + ", ".join(missing))
     return files
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """No page asks a server for anything: the theme's offline search gets its script from the site."""
+    return output.replace(ASKED_OF_A_SERVER, get_relative_url(WORKER, page.url))
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    return output_content.replace(ASKED_OF_A_SERVER, WORKER)
 
 
 def load(config: MkDocsConfig) -> Any:
