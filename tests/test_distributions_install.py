@@ -3,6 +3,7 @@
 import email
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,18 @@ import tritoncaps
 pytest.importorskip("build")
 
 ROOT = Path(__file__).parent.parent
+NOT_SOURCES = (
+    ".git",
+    ".venv*",
+    ".*_cache",
+    ".hypothesis",
+    "__pycache__",
+    "*.egg-info",
+    "build",
+    "dist",
+    "runs",
+    "demo",
+)
 
 # Every module can be imported, weights and tables are there, a layer has gradients, the version is that of the sources.
 SMOKE = """
@@ -47,9 +60,11 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
-    """The folder with both distributions; the wheel is built from the sdist."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    """The folder with both distributions; the wheel is built from the sdist. A build writes beside its sources, so it gets
+    a copy: another worker may build at the same time."""
+    folder, sources = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("sources") / "copy"
+    shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, sources)
     return folder
 
 
