@@ -60,8 +60,10 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
-    """The folder with both distributions; the wheel is built from the sdist. A build writes beside its sources, so it gets
-    a copy: another worker may build at the same time."""
+    """The folder with both distributions; the wheel is built from the sdist.
+
+    A build writes beside its sources, so it gets a copy: another worker may build at the same time.
+    """
     folder, sources = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("sources") / "copy"
     shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*NOT_SOURCES))
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, sources)
