@@ -1,5 +1,10 @@
 # make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
+# make docs   set up .venv and build the documentation site into build/site, without a network
+# make notebooks   execute the notebooks of examples/ again
+# make dist   set up .venv and build the sdist and the wheel into dist/
+# make test-lowest           the tests with the oldest versions of all dependencies, in .venv-lowest
+# make test-without-triton   the tests that need no Triton, for macOS
 # make bench  measure the quick suite and write docs/benchmarks.md from it
 # make experiments  the papers' experiments in their quick form, and the pictures of docs/experiments.md; needs MNIST
 # make fuzz   call the public functions 20,000 times with anything for arguments
@@ -15,26 +20,50 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck pytest bench experiments fuzz soak clean
+.PHONY: demo test lint typecheck joined pytest docs notebooks dist test-lowest test-without-triton bench experiments fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
 
-test: lint typecheck pytest
+test: lint typecheck docs pytest
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-# mypy sees the package as it is installed: kernels/ and models/ inside tritoncaps.
-typecheck: $(STAMP)
+# Type checkers and the documentation see the package as it is installed: kernels/ and models/ inside tritoncaps.
+joined:
 	@mkdir -p build/typed/tritoncaps
 	@ln -sfn $(CURDIR)/tritoncaps/* $(CURDIR)/kernels $(CURDIR)/models build/typed/tritoncaps/
 	@ln -sfn $(CURDIR)/tritoncaps_command.py $(CURDIR)/tests/types_of_calls.py build/typed/
+
+typecheck: $(STAMP) joined
 	cd build/typed && ../../$(RUN) -m mypy --config-file ../../pyproject.toml -p tritoncaps -m tritoncaps_command -m types_of_calls
+	$(RUN) -m basedpyright -p pyproject.toml --pythonpath $(RUN)
 
 pytest: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal
+
+docs: $(STAMP) joined
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+notebooks: $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
+	$(RUN) examples/make_notebooks.py
+
+dist: $(STAMP)
+	$(RUN) -m build --no-isolation --outdir dist .
+	$(RUN) -m twine check --strict dist/*
+
+# The oldest versions of all dependencies, in an environment of its own.
+test-lowest:
+	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[train,testing]' pytest pytest-xdist
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
+
+# The test files that do not name Triton.
+test-without-triton: $(STAMP)
+	$(RUN) -m pytest -n 2 --dist worksteal $(shell grep -Lw triton tests/test_*.py)
 
 bench: $(STAMP)
 	$(RUN) bench/suite.py --quick --page docs/benchmarks.md
@@ -61,4 +90,4 @@ $(STAMP):
 	@touch $@
 
 clean:
-	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ import itertools
 import os
 import platform
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from torch.utils.flop_counter import flop_registry
 import tritoncaps
 import tritoncaps.flops
 
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # of the resident size, on Linux
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Ours computes in float32 proper, and so do rivals and the roof.
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -409,6 +411,24 @@ def _proton_tree(file: Path) -> Iterator[None]:
     session = proton.start(str(file), hook="triton")
     yield
     proton.finalize(session)
+
+
+def reset_resident_peak() -> int:
+    """The resident size now, from which the peak counts again, where the system can."""
+    if not CLEAR.exists():
+        return resident_peak()
+    CLEAR.write_text("5")
+    return _resident("VmRSS")
+
+
+def resident_peak() -> int:
+    """The greatest resident size since it was reset, in bytes."""
+    return _resident("VmHWM") if STATUS.exists() else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resident(field: str) -> int:
+    line = next(x for x in STATUS.read_text().splitlines() if x.startswith(field))
+    return int(line.split()[1]) * 1024
 
 
 def header(level: str) -> Row:

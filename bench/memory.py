@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,13 +12,11 @@ from pathlib import Path
 import em_routing
 import torch
 from command import main
-from harness import DEVICE, MIB, OURS, REFERENCE, Case, Row, kept_bytes
+from harness import DEVICE, MIB, OURS, REFERENCE, Case, Row, kept_bytes, reset_resident_peak, resident_peak
 from problems import CLASSES, PAPER, SMALL, TINY
 
 from tritoncaps import RoutingMap
 from tritoncaps.testing import Problem
-
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def problems(level: str) -> dict[str, Problem]:
@@ -85,31 +82,14 @@ def print_peak(level: str, name: str, provider: str) -> None:
         step()
         print(torch.cuda.max_memory_allocated() - before)
         return
-    before = _reset_peak()
+    before = reset_resident_peak()
     step()
-    print(_peak() - before)
+    print(resident_peak() - before)
 
 
 def run(case: Case, provider: str) -> Callable[[], object]:
     function = case.ours if provider == OURS else case.reference
     return case.call(function, case.tensors, case.data, "step", torch.float32)
-
-
-def _reset_peak() -> int:
-    """The resident size now, from which the peak counts again, where the system can."""
-    if not CLEAR.exists():
-        return _peak()
-    CLEAR.write_text("5")
-    return _resident("VmRSS")
-
-
-def _peak() -> int:
-    return _resident("VmHWM") if STATUS.exists() else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _resident(field: str) -> int:
-    line = next(x for x in STATUS.read_text().splitlines() if x.startswith(field))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

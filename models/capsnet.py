@@ -15,15 +15,43 @@ KERNEL = 9  # of both convolutions
 
 
 class CapsNet(nn.Module):
-    """Images [N, in_channels, image_size, image_size] -> Capsules of the classes: poses [N, num_classes, class_dim],
-    activations [N, num_classes], their lengths.
+    """The network of "Dynamic Routing Between Capsules" (Sabour, Frosst and Hinton 2017).
 
     A 9x9 convolution of ``channels``, primary capsules (9x9, stride 2) of ``primary_caps`` types with ``primary_dim``
-    numbers, and a fully connected layer of class capsules. With ``decoder``, :meth:`reconstruct` draws images again.
-
-    ``routing`` overrides ``iterations``; ``priors`` learns the first routing logits; ``backend`` is that of all layers.
+    numbers, and a fully connected layer of class capsules. With ``decoder``, ``model.reconstruct`` draws images again.
 
     ``model(images, return_intermediate=True)`` returns the capsules of all layers by name: ``primary``, ``class_caps``.
+
+    Args:
+        in_channels: channels of the images.
+        num_classes: classes.
+        image_size: height and width of the images, at least 17.
+        iterations: of dynamic routing.
+        channels: of the first convolution.
+        primary_caps: types of primary capsules.
+        primary_dim: numbers of a primary pose.
+        class_dim: numbers of a class pose.
+        routing: overrides ``iterations``.
+        priors: learn the first routing logits.
+        decoder: draw images from class capsules.
+        backend: of all layers; default: chosen by device.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - images: [N, in_channels, image_size, image_size]
+        - result: poses [N, num_classes, class_dim], activations [N, num_classes], their lengths
+
+    Raises:
+        ValueError: if an option or the shape of the images is wrong.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.models import CapsNet
+        >>> model = CapsNet(channels=16, primary_caps=2)
+        >>> capsules = model(torch.rand(2, 1, 28, 28))
+        >>> capsules.poses.shape, model.reconstruct(capsules).shape
+        (torch.Size([2, 10, 16]), torch.Size([2, 1, 28, 28]))
     """
 
     def __init__(
@@ -118,7 +146,16 @@ class CapsNet(nn.Module):
         def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None, count: int = 1) -> Tensor:
-        """What the decoder draws of ``capsules``: see :class:`Decoder`."""
+        """What the decoder draws of ``capsules``: see :class:`Decoder`.
+
+        Args:
+            capsules: the class capsules.
+            labels: [N], the capsule to draw; default: the longest.
+            count: how many of the longest capsules to draw, where no labels are given.
+
+        Raises:
+            RuntimeError: if the network has no decoder.
+        """
         if self.decoder is None:
             raise RuntimeError("this CapsNet has no decoder; make it with decoder=True")
         return self.decoder(capsules, labels, count)
@@ -130,6 +167,17 @@ class Decoder(nn.Module):
     All capsules but one are masked out: that of the label in training, otherwise the longest. Labels [N], or no labels
     and ``count`` 1 -> [N, channels, size, size]. Two digits lie in a picture of MultiMNIST: labels [N, 2], or the two
     longest capsules with ``count`` 2 -> [N, 2, channels, size, size], each drawn alone.
+
+    Args:
+        num_classes: classes.
+        dim: numbers of a class pose.
+        channels: of the images.
+        image_size: height and width of the images.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if the shape of capsules or labels is wrong.
     """
 
     def __init__(

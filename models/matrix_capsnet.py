@@ -22,19 +22,42 @@ from tritoncaps.models.pretrained import load_pretrained
 
 
 class MatrixCapsNet(nn.Module):
-    """Images [N, in_channels, H, W] -> Capsules of the classes: poses [N, num_classes, 4, 4], activations.
+    """The network of "Matrix Capsules with EM Routing" (Hinton, Sabour and Frosst 2018).
 
     A 5x5 convolution with stride 2, primary capsules, two layers of convolutional capsules (3x3, strides 2 and 1)
     and class capsules. ``channels`` (A, B, C, D) are the features and the capsule types of the three layers;
     images of 32x32 give 14x14, 14x14, 6x6 and 4x4 positions, and any size from 17x17 on works.
 
-    norm          batch normalisation of the features and of the capsules of every layer (:class:`CapsuleNorm`).
-    dropout       probability that a capsule of the second ConvCaps is silent in training (:class:`CapsuleDropout`).
-    primary_bias  of the logits of primary activations, at the start; the authors' code has sigmoid(x - 1).
-    ``routing`` overrides ``iterations``; ``backend`` is that of all layers.
-
     ``model(images, return_intermediate=True)`` returns the capsules of all layers by name: ``primary``,
     ``conv_caps1``, ``conv_caps2`` and ``class_caps``.
+
+    Args:
+        in_channels: channels of the images.
+        num_classes: classes.
+        channels: A, B, C and D.
+        iterations: of EM routing.
+        routing: any routing of matrix capsules; it overrides ``iterations``.
+        coordinates: add the scaled positions to the votes for the classes.
+        norm: batch normalisation of the features and of the capsules of every layer, by
+            :class:`~tritoncaps.regularization.CapsuleNorm`.
+        dropout: probability that a capsule of the second ConvCaps is silent in training.
+        primary_bias: of the logits of primary activations, at the start; the authors' code has sigmoid(x - 1).
+        backend: of all layers; default: chosen by device.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - images: [N, in_channels, H, W], standardised (mean 0, variance 1)
+        - result: poses [N, num_classes, 4, 4], activations [N, num_classes]
+
+    Raises:
+        ValueError: if an option is wrong, or images are smaller than 17x17.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.models import MatrixCapsNet
+        >>> MatrixCapsNet.small(in_channels=1, num_classes=10)(torch.randn(2, 1, 28, 28)).activations.shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -84,8 +107,16 @@ class MatrixCapsNet(nn.Module):
     ) -> MatrixCapsNet:
         """The paper's network of 68 thousand parameters: A = 64, B = 8, C = D = 16.
 
-        ``pretrained``: weights that come with the package, "toynorb" for instance (docs/models.md). Iterations and
-        competition are then those of the training, unless ``iterations`` or ``routing`` is given; default 3.
+        Args:
+            in_channels: channels of the images.
+            num_classes: classes.
+            iterations: of EM routing; default 3, or those of the training of ``pretrained``.
+            pretrained: weights that come with the package, "toynorb" for instance (docs/models.md). Competition is then
+                that of the training, unless ``routing`` is given.
+            **kwargs: see :class:`MatrixCapsNet`.
+
+        Raises:
+            ValueError: if ``pretrained`` has other channels or classes.
         """
         channels = (64, 8, 16, 16)
         if pretrained is None:

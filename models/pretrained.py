@@ -4,7 +4,7 @@ A file holds the weights, the settings that they were trained with, and a card: 
 accuracy, and what to know about the data. It is read without running code, after a check of its checksum.
 
 >>> from tritoncaps.models import MatrixCapsNet
->>> network = MatrixCapsNet.small(2, 5, pretrained="toynorb").eval()  # doctest: +SKIP
+>>> network = MatrixCapsNet.small(2, 5, pretrained="toynorb").eval()
 """
 
 from __future__ import annotations
@@ -37,6 +37,20 @@ class Pretrained(NamedTuple):
 
 
 def load_pretrained(name: str) -> Pretrained:
+    """The weights ``name`` of the package, their settings and their card; docs/models.md lists the names.
+
+    Args:
+        name: "mnist", "toynorb" or "smallnorb".
+
+    Raises:
+        ValueError: if there are no weights of this name.
+        RuntimeError: if the file is missing or damaged.
+
+    Example:
+        >>> from tritoncaps.models.pretrained import load_pretrained
+        >>> load_pretrained("mnist").settings["data"]
+        'mnist'
+    """
     if name not in CHECKSUMS:
         raise ValueError(f"pretrained must be one of {', '.join(CHECKSUMS)}, but it is {name!r}")
     path = FOLDER / f"{name}.pt"
@@ -51,7 +65,7 @@ def load_pretrained(name: str) -> Pretrained:
 
 
 def encode(pretrained: Pretrained) -> bytes:
-    """The content of a file for :data:`FOLDER`."""
+    """The content of a file for the folder ``weights``."""
     file = io.BytesIO()
     torch.save({"format": FORMAT, **pretrained._asdict()}, file)
     return file.getvalue()

@@ -12,18 +12,40 @@ from tritoncaps._internal.checks import check_positive, check_shape, check_tenso
 
 
 class TinyCapsNet(nn.Module):
-    """Images [N, in_channels, S, S] -> Capsules of the classes: poses [N, num_classes, 4, 4], activations.
+    """The small network of variational Bayes routing (Ribeiro et al. 2020): one layer of routed capsules.
 
     A 5x5 convolution with stride 2, primary capsules by a 3x3 convolution with stride 2, and class capsules that route
     the votes of all of them, with matrices for every position. ``channels`` are the features and the primary types.
     Images of ``image_size`` 32 give 14x14 features and 6x6 primary capsules: 206 thousand parameters, 2,880 votes.
 
-    norm          batch normalisation of features and of both layers of capsules.
-    dropout       probability that a primary capsule is silent in training.
-    primary_bias  of the logits of primary activations, at the start.
-    ``routing`` overrides ``iterations``.
-
     ``model(images, return_intermediate=True)`` returns capsules by name: ``primary``, ``class_caps``.
+
+    Args:
+        in_channels: channels of the images.
+        num_classes: classes.
+        image_size: height and width of the images, at least 9.
+        channels: features and primary types.
+        iterations: of EM routing.
+        routing: any routing of matrix capsules; it overrides ``iterations``.
+        norm: batch normalisation of features and of both layers of capsules.
+        dropout: probability that a primary capsule is silent in training.
+        primary_bias: of the logits of primary activations, at the start.
+        backend: of all layers; default: chosen by device.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - images: [N, in_channels, image_size, image_size]
+        - result: poses [N, num_classes, 4, 4], activations [N, num_classes]
+
+    Raises:
+        ValueError: if an option or the shape of the images is wrong.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.models import TinyCapsNet
+        >>> TinyCapsNet(1, 10)(torch.randn(2, 1, 32, 32)).activations.shape
+        torch.Size([2, 10])
     """
 
     def __init__(

@@ -51,7 +51,7 @@ def assert_sane(row):
 
 def test_there_is_a_script_for_each_subject():
     scripts = {path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == {*SUBJECTS, "suite", "gpu_estimate", "busy", "first_gpu_call", "mixture_routing"}
+    assert scripts == {*SUBJECTS, "suite", "gpu_estimate", "busy", "first_gpu_call", "mixture_routing", "peers"}
 
 
 def test_a_fit_of_ones_own_is_measured(bench):

@@ -1,6 +1,7 @@
 """The package as it is installed."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +11,7 @@ import pytest
 
 import tritoncaps
 
+ROOT = Path(__file__).parent.parent
 POLICY = "OMP_WAIT_POLICY"
 
 CONTRACT = """
@@ -27,6 +29,13 @@ def test_names_of_the_contract():
 
 def test_version_is_in_one_place():
     assert version("tritoncaps") == tritoncaps.__version__
+
+
+def test_the_version_is_told_where_people_look():
+    newest = re.search(r"^## \[(.+?)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest.group(1) == tritoncaps.__version__
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {tritoncaps.__version__}\ndate-released: {newest.group(2)}\n" in citation
 
 
 def test_import_is_light():

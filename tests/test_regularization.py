@@ -117,7 +117,7 @@ def test_networks_have_them_where_they_are_asked_for():
     assert trained.state_dict().keys() == full.state_dict().keys()
     assert trained.dropout.p == 0.25
     config = Config(model="linear", capsule_dropout=0.5)
-    with pytest.raises(ConfigError, match="--capsule-dropout is for networks with EM routing, which linear is not"):
+    with pytest.raises(ConfigError, match="--capsule-dropout is for networks of matrix capsules, which linear is not"):
         build_network(config, task_by_name(config))
 
 

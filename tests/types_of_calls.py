@@ -31,7 +31,7 @@ def models(images: Tensor) -> None:
 
 
 def functions(capsules: Capsules, weight: Tensor, beta: Tensor, routing_map: RoutingMap) -> None:
-    given = (*capsules, weight, beta, beta, routing_map)
+    given = (capsules.poses, capsules.activations, weight, beta, beta, routing_map)
     assert_type(functional.em_routing(*given), Capsules)
     assert_type(functional.em_routing(*given, return_assignments=True), tuple[Capsules, Tensor])
     assert_type(functional.squash(weight), Tensor)

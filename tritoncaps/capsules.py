@@ -11,21 +11,30 @@ from torch.utils._pytree import _register_namedtuple
 
 
 class Capsules(NamedTuple):
-    """A layer's capsules: what each one has seen, and how sure it is that it is there.
+    """A layer's capsules: the pose of each one, and how likely it is present. A named tuple of two tensors.
 
-    Matrix capsules: ``poses`` [N, C, *space, 4, 4], ``activations`` [N, C, *space].
-    Vector capsules: ``poses`` [N, C, *space, D], ``activations`` [N, C, *space] (the lengths of the poses).
+    Shape:
+        - matrix capsules: poses [N, C, *space, 4, 4], activations [N, C, *space]
+        - vector capsules: poses [N, C, *space, D], activations [N, C, *space], the lengths of the poses
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules
+        >>> capsules = Capsules(torch.randn(2, 8, 6, 6, 4, 4), torch.rand(2, 8, 6, 6))
+        >>> poses, activations = capsules
+        >>> capsules.to(torch.float64).activations.dtype
+        torch.float64
     """
 
     poses: Tensor
     activations: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Capsules:
-        """Both tensors, each as ``function`` returns it."""
+        """``function`` of both tensors, as new Capsules."""
         return Capsules(function(self.poses), function(self.activations))
 
     def to(self, *args: Any, **kwargs: Any) -> Capsules:
-        """Both tensors on another device or of another dtype, as :meth:`torch.Tensor.to` takes them."""
+        """Both tensors on another device or of another dtype, as ``torch.Tensor.to`` takes them."""
         return self.map(lambda x: x.to(*args, **kwargs))
 
     def detach(self) -> Capsules:
@@ -34,9 +43,11 @@ class Capsules(NamedTuple):
 
 
 class Gaussians(NamedTuple):
-    """What an M-step knows of each parent: a diagonal Gaussian over its votes and a logit.
+    """The result of an M-step for each parent: a diagonal Gaussian over its votes, and a logit. A named tuple.
 
-    ``mean`` and ``variance`` [N, C, *space, *pose], ``logits`` [N, C, *space].
+    Shape:
+        - mean and variance: [N, C, *space, *pose]
+        - logits: [N, C, *space]
     """
 
     mean: Tensor

@@ -20,7 +20,15 @@ from tritoncaps.layers import ClassCaps, ConvCaps2d
 
 
 def convert_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> Tensor:
-    """``weight``, of one of the layouts above, in the layout of ``layer.weight``."""
+    """``weight``, of one of the layouts of this module, in the layout of ``layer.weight``.
+
+    Args:
+        layer: a layer of ours with the same sizes.
+        weight: the matrices of the other library.
+
+    Raises:
+        ValueError: if its shape is none of the layouts.
+    """
     check_tensor("weight", weight)
     height, width = layer.kernel_size or (1, 1)
     types, classes = layer.in_caps, layer.out_caps
@@ -40,5 +48,19 @@ def convert_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def load_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> None:
-    """Copy ``weight``, of one of the layouts above, into ``layer``."""
+    """Copy ``weight``, of one of the layouts of this module, into ``layer``.
+
+    Args:
+        layer: a layer of ours with the same sizes.
+        weight: the matrices of the other library.
+
+    Raises:
+        ValueError: if its shape is none of the layouts.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import ConvCaps2d
+        >>> from tritoncaps.convert import load_weight
+        >>> load_weight(ConvCaps2d(8, 16, kernel_size=3), torch.randn(1, 3 * 3 * 8, 16, 4, 4))
+    """
     layer.weight.copy_(convert_weight(layer, weight))

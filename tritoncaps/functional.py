@@ -104,15 +104,43 @@ def em_routing(
 ) -> Capsules | tuple[Capsules, Tensor]:
     """Poses and activations of the parents after EM routing, without storing a vote (except on ``reference``).
 
-    poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], beta_u and beta_a [C] ->
-    Capsules([N, C, *out_size, 4, 4], [N, C, *out_size]). Under autocast it computes in float32.
+    Under autocast it computes in float32. A child with activation zero is ignored, even if its pose is inf or nan.
 
-    Activations are weights of at least zero, usually probabilities. Negative ones count as zero, without a gradient; an
-    eager call on the CPU refuses them, because they are logits that miss their sigmoid. A child with activation zero is
-    ignored, even if its pose is inf or nan.
+    Args:
+        poses: the children's poses.
+        activations: weights of at least zero, usually probabilities. Negative ones count as zero, without a gradient;
+            an eager call on the CPU refuses them, because they are logits that miss their sigmoid.
+        weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
+        beta_u: cost of describing a vote, for each parent type.
+        beta_a: cost of not activating a parent, for each parent type.
+        routing_map: which child feeds which parent.
+        routing: the options; default ``EMRouting()``.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        return_assignments: return the last assignments too.
 
-    With ``return_assignments``, a pair of these Capsules and the last assignments R [N, P, S, B, C], zero in missing
-    slots, to look at: without gradient, and computed by the reference, image by image.
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size]
+        - weight: [K, B, C, 4, 4], beta_u and beta_a: [C]
+        - result: poses [N, C, *out_size, 4, 4], activations [N, C, *out_size]
+        - assignments: [N, P, S, B, C], zero in missing slots
+
+    Returns:
+        The parents; with ``return_assignments`` a pair of them and the assignments R of the last M-step, which have no
+            gradient. The reference computes R image by image.
+
+    Raises:
+        ValueError: if a shape does not fit the map, or an activation is negative.
+        TypeError: if an argument is no tensor, or dtypes differ.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> routing_map = RoutingMap.conv((5, 5), kernel=3)
+        >>> weight = torch.randn(routing_map.num_weights, 2, 6, 4, 4)
+        >>> poses, activations, beta = torch.randn(1, 2, 5, 5, 4, 4), torch.rand(1, 2, 5, 5), torch.zeros(6)
+        >>> parents = functional.em_routing(poses, activations, weight, beta, beta, routing_map)
+        >>> parents.poses.shape
+        torch.Size([1, 6, 3, 3, 4, 4])
     """
     routing = EMRouting() if routing is None else routing
     check_routing(routing, EMRouting)
@@ -135,8 +163,36 @@ def mixture_routing(
 ) -> Capsules:
     """Poses and activations of the parents after any mixture routing, without storing a vote (except on ``reference``).
 
-    poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], parameters of the routing by
-    name -> Capsules([N, C, *out_size, 4, 4], [N, C, *out_size]). Under autocast it computes in float32.
+    Under autocast it computes in float32.
+
+    Args:
+        poses: the children's poses.
+        activations: weights of at least zero, as in :func:`em_routing`.
+        weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
+        parameters: the parameters of the routing, by name.
+        routing_map: which child feeds which parent.
+        routing: the routing, whose ``fit`` makes parents of moments.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - result: poses [N, C, *out_size, 4, 4], activations [N, C, *out_size]
+
+    Returns:
+        The parents.
+
+    Raises:
+        ValueError: if a shape does not fit the map, or a parameter is missing.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, VBRouting, functional
+        >>> parents = functional.mixture_routing(
+        ...     torch.randn(1, 2, 9, 4, 4), torch.rand(1, 2, 9), torch.randn(1, 2, 5, 4, 4), {"beta_a": torch.zeros(5)},
+        ...     RoutingMap.full((9,)), VBRouting(iterations=2)
+        ... )
+        >>> parents.activations.shape
+        torch.Size([1, 5])
     """
     check_routing(routing, MixtureRouting)
     return _routed(poses, activations, weight, parameters, routing_map, routing, backend, _fused_mixture_routing)
@@ -151,7 +207,23 @@ def mixture_logits(
     routing: MixtureRouting,
     backend: str | None = None,
 ) -> Capsules:
-    """The same, with the logits of the activations in their place: for losses on logits, which do not saturate."""
+    """Like :func:`mixture_routing`, with logits in place of activations: for losses on logits, which do not saturate.
+
+    Args:
+        poses: see :func:`mixture_routing`.
+        activations: see there.
+        weight: see there.
+        parameters: see there.
+        routing_map: see there.
+        routing: see there.
+        backend: see there.
+
+    Returns:
+        Poses [N, C, *out_size, 4, 4] and logits [N, C, *out_size]; ``logits.sigmoid()`` are the activations.
+
+    Raises:
+        ValueError: if a shape does not fit the map, or a parameter is missing.
+    """
     check_routing(routing, MixtureRouting)
     return _routed(poses, activations, weight, parameters, routing_map, routing, backend, _fused_mixture_logits, True)
 
@@ -165,8 +237,21 @@ def mixture_assignments(
     routing_map: RoutingMap,
     routing: MixtureRouting,
 ) -> Tensor:
-    """The last assignments R [N, P, S, B, C] of a mixture routing, zero in missing slots, to look at: without gradient,
-    and computed by the reference, image by image, so that the votes of one only are stored."""
+    """The last assignments R of a mixture routing, to look at: without gradient.
+
+    The reference computes them image by image, so that only the votes of one image are stored.
+
+    Args:
+        poses: see :func:`mixture_routing`.
+        activations: see there.
+        weight: see there.
+        parameters: see there.
+        routing_map: see there.
+        routing: see there.
+
+    Returns:
+        [N, P, S, B, C], zero in missing slots. They sum to one over the parents that compete for a child.
+    """
     images = zip(poses.split(1), activations.split(1), strict=True)
     return torch.cat([reference.assignments(*image, weight, parameters, routing_map, routing) for image in images])
 
@@ -279,9 +364,29 @@ def _parents(mean: Tensor, activation: Tensor, routing_map: RoutingMap) -> Capsu
 
 
 def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: str | None = None) -> Tensor:
-    """V_ij = M_i W_ij: poses [N, B, *in_size, 4, 4], weight [K, B, C, 4, 4] -> [N, P, S, B, C, 4, 4].
+    """The votes of matrix capsules, V_ij = M_i W_ij, as a tensor; :func:`em_routing` routes without storing them.
 
-    For those who want the votes themselves; :func:`em_routing` routes without storing them.
+    Args:
+        poses: the children's poses M.
+        weight: transformation matrices W; slot s of the map uses block ``routing_map.weight_of[s]``.
+        routing_map: which child feeds which parent.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], weight: [K, B, C, 4, 4]
+        - result: [N, P, S, B, C, 4, 4]
+
+    Returns:
+        The votes, zero in missing slots.
+
+    Raises:
+        ValueError: if a shape does not fit the map.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> functional.pose_votes(torch.randn(1, 2, 9, 4, 4), torch.randn(1, 2, 5, 4, 4), RoutingMap.full((9,))).shape
+        torch.Size([1, 1, 9, 2, 5, 4, 4])
     """
     check_map(routing_map)
     check_tensor("poses", poses)
@@ -299,7 +404,22 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: 
 
 
 def coordinate_addition(votes: Tensor, routing_map: RoutingMap, backend: str | None = None) -> Tensor:
-    """Votes [N, P, S, B, C, 4, 4] with each slot's offset added to the right-hand column."""
+    """Votes with each slot's offset added to the right-hand column, so that shared matrices do not lose positions.
+
+    Args:
+        votes: the votes of :func:`pose_votes`.
+        routing_map: the map, whose ``offset`` [S, 4] is added.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - votes and result: [N, P, S, B, C, 4, 4]
+
+    Returns:
+        New votes.
+
+    Raises:
+        ValueError: if the shape of the votes does not fit the map.
+    """
     check_map(routing_map)
     check_tensor("votes", votes)
     check_shape("votes", votes, ["N", routing_map.num_parents, routing_map.num_slots, "B", "C", 4, 4])
@@ -324,11 +444,44 @@ def m_step(
     mean_data: bool = True,
     backend: str | None = None,
 ) -> Gaussians:
-    """Fit every parent's Gaussian to stored votes of any pose shape.
+    """Fit every parent's Gaussian to stored votes of any pose shape: the M-step of EM routing.
 
-    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], betas [C] ->
-    Gaussians of [N, C, *out_size, *pose] and [N, C, *out_size]. Negative activations are treated as by
-    :func:`em_routing`.
+    Args:
+        votes: the votes, as of :func:`pose_votes` or your own.
+        assignments: R, how much of each child belongs to each parent.
+        activations: the children's activations; negative ones are treated as by :func:`em_routing`.
+        beta_u: cost of describing a vote, for each parent type.
+        beta_a: cost of not activating a parent, for each parent type.
+        routing_map: which child feeds which parent.
+        inverse_temperature: lambda, by which the logits are multiplied.
+        variance_floor: least variance (a clamp).
+        mean_data: divide the support by the layer's mean, children / parents.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - votes: [N, P, S, B, C, *pose], assignments: [N, P, S, B, C], activations: [N, B, *in_size], betas: [C]
+        - result: mean and variance [N, C, *out_size, *pose], logits [N, C, *out_size]
+
+    Returns:
+        The parents' Gaussians; ``gaussians.activations`` is the sigmoid of their logits.
+
+    Raises:
+        ValueError: if a shape does not fit the map, or an activation is negative.
+
+    Example:
+        One step of EM routing; docs/em-by-hand.md has the whole loop.
+
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> routing_map, activations = RoutingMap.full((9,)), torch.rand(1, 2, 9)
+        >>> votes = functional.pose_votes(torch.randn(1, 2, 9, 4, 4), torch.randn(1, 2, 5, 4, 4), routing_map)
+        >>> shares = functional.initial_assignments(activations, 5, routing_map)
+        >>> zeros = torch.zeros(5)
+        >>> gaussians = functional.m_step(
+        ...     votes, shares, activations, zeros, zeros, routing_map, inverse_temperature=0.05
+        ... )
+        >>> gaussians.mean.shape, functional.e_step(votes, gaussians, routing_map).shape
+        (torch.Size([1, 5, 4, 4]), torch.Size([1, 1, 9, 2, 5]))
     """
     check_map(routing_map)
     given = {
@@ -389,7 +542,25 @@ def e_step(
     competition: str = "global",
     backend: str | None = None,
 ) -> Tensor:
-    """Share every child among its parents: votes [N, P, S, B, C, *pose] -> assignments [N, P, S, B, C]."""
+    """Share every child among its parents by how well they explain its vote: the E-step of EM routing.
+
+    Args:
+        votes: the votes, as of :func:`pose_votes` or your own.
+        gaussians: the parents, as of :func:`m_step`.
+        routing_map: which child feeds which parent.
+        competition: "global": all parents of a child compete for it. "local": the types at one position.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - votes: [N, P, S, B, C, *pose]; mean and variance: [N, C, *out_size, *pose]; logits: [N, C, *out_size]
+        - result: [N, P, S, B, C]
+
+    Returns:
+        The assignments R, zero in missing slots. They sum to one over the parents that compete for a child.
+
+    Raises:
+        ValueError: if a shape does not fit the map.
+    """
     check_map(routing_map)
     given = {"votes": votes, **dict(zip(Gaussians._fields, gaussians, strict=True))}
     for name, value in given.items():
@@ -419,7 +590,25 @@ def _check_votes(votes: Tensor, routing_map: RoutingMap) -> None:
 
 
 def squash(vectors: Tensor, dim: int = -1, backend: str | None = None) -> Tensor:
-    """Shorten vectors to below length one: |x|^2 / (1 + |x|^2) x / |x|. Its gradient at zero is zero."""
+    """Shorten vectors to below length one: |x|^2 / (1 + |x|^2) x / |x|. Its gradient at zero is zero.
+
+    Args:
+        vectors: vectors of any shape.
+        dim: the axis along which their entries lie.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Returns:
+        Vectors of the same shape and directions.
+
+    Raises:
+        ValueError: if ``dim`` is no axis of the vectors.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import functional
+        >>> functional.squash(torch.tensor([3.0, 4.0])).norm()  # 25 / 26
+        tensor(0.9615)
+    """
     check_tensor("vectors", vectors)
     if not -vectors.ndim <= dim < vectors.ndim:
         raise ValueError(f"dim must name an axis of vectors {list(vectors.shape)}, but it is {dim}")
@@ -440,9 +629,32 @@ def dynamic_routing(
 ) -> Tensor:
     """Routing by agreement, without storing a vote (except on ``reference``).
 
-    poses [N, B, *in_size, D], weight [K, B, C, D, E], priors [K, B, C] (the first logits, zero by default)
-    -> [N, C, *out_size, E]. The map's offsets, which are for matrices, are not used. Under autocast it computes in
-    float32.
+    The map's offsets, which are for matrices, are not used. Under autocast it computes in float32.
+
+    Args:
+        poses: the children's vectors.
+        weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
+        routing_map: which child feeds which parent.
+        routing: the options; default ``DynamicRouting()``.
+        priors: the first logits; default: zero.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - poses: [N, B, *in_size, D], weight: [K, B, C, D, E], priors: [K, B, C]
+        - result: [N, C, *out_size, E]
+
+    Returns:
+        The parents' vectors, squashed.
+
+    Raises:
+        ValueError: if a shape does not fit the map.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> weight = torch.randn(1, 12, 10, 8, 16)  # a matrix for each pair of 12 children and 10 parents
+        >>> functional.dynamic_routing(torch.randn(2, 12, 8), weight, RoutingMap.full((), coordinates=False)).shape
+        torch.Size([2, 10, 16])
     """
     routing = DynamicRouting() if routing is None else routing
     check_routing(routing, DynamicRouting)
@@ -511,8 +723,23 @@ def dynamic_assignments(
     routing: DynamicRouting | None = None,
     priors: Tensor | None = None,
 ) -> Tensor:
-    """The last coupling coefficients [N, P, S, B, C] of :func:`dynamic_routing`, zero in missing slots, to look at:
-    without gradient, and computed by the reference, image by image, so that the votes of one only are stored."""
+    """The last coupling coefficients of :func:`dynamic_routing`, to look at: without gradient.
+
+    The reference computes them image by image, so that only the votes of one image are stored.
+
+    Args:
+        poses: see :func:`dynamic_routing`.
+        weight: see there.
+        routing_map: see there.
+        routing: see there.
+        priors: see there.
+
+    Returns:
+        [N, P, S, B, C], zero in missing slots.
+
+    Raises:
+        ValueError: if a shape does not fit the map.
+    """
     routing = DynamicRouting() if routing is None else routing
     check_routing(routing, DynamicRouting)
     _check_vectors(poses, weight, priors, routing_map)
@@ -524,14 +751,40 @@ def dynamic_assignments(
 
 
 def with_lengths(poses: Tensor) -> Capsules:
-    """Capsules [N, C, *space, D] that are as active as their poses are long."""
+    """Vector capsules that are as active as their poses are long.
+
+    Args:
+        poses: [N, C, *space, D].
+
+    Returns:
+        Capsules of these poses and their lengths [N, C, *space].
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import functional
+        >>> functional.with_lengths(torch.tensor([[[0.6, 0.8]]])).activations
+        tensor([[1.]])
+    """
     return Capsules(poses, torch.linalg.vector_norm(poses, dim=-1))
 
 
 def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
     """The votes of vector capsules, u_hat_ij = W_ij^T u_i, to look at or to route by hand.
 
-    poses [N, B, *in_size, D], weight [K, B, C, D, E] -> [N, P, S, B, C, E], zero in missing slots.
+    Args:
+        poses: the children's vectors u.
+        weight: transformation matrices W; slot s of the map uses block ``routing_map.weight_of[s]``.
+        routing_map: which child feeds which parent.
+
+    Shape:
+        - poses: [N, B, *in_size, D], weight: [K, B, C, D, E]
+        - result: [N, P, S, B, C, E]
+
+    Returns:
+        The votes, zero in missing slots.
+
+    Raises:
+        ValueError: if a shape does not fit the map.
     """
     _check_vectors(poses, weight, None, routing_map)
     return reference.vector_votes(poses, weight, routing_map)
@@ -542,7 +795,27 @@ def initial_assignments(
 ) -> Tensor:
     """The assignments before the first M-step: every parent that competes for a child has the same share.
 
-    activations [N, B, *in_size] -> [N, P, S, B, num_types], zero in missing slots.
+    Args:
+        activations: the children's activations, which give shape, dtype and device.
+        num_types: parent types C.
+        routing_map: which child feeds which parent.
+        competition: "global": all parents of a child compete for it. "local": the types at one position.
+
+    Shape:
+        - activations: [N, B, *in_size]
+        - result: [N, P, S, B, num_types]
+
+    Returns:
+        The assignments R, zero in missing slots.
+
+    Raises:
+        ValueError: if the shape does not fit the map, or an option is unknown.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> functional.initial_assignments(torch.rand(1, 1, 1), 4, RoutingMap.full((1,))).flatten()
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
     check_map(routing_map)
     check_tensor("activations", activations)
@@ -555,7 +828,26 @@ def initial_assignments(
 def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> Tensor:
     """sum over the wrong classes i of max(0, margin - (a_t - a_i))^2, averaged over the batch.
 
-    activations [N, classes], labels [N].
+    Args:
+        activations: of the class capsules.
+        labels: the true classes t.
+        margin: by how much the true class must win.
+
+    Shape:
+        - activations: [N, classes], labels: [N]
+        - result: a scalar, zero for an empty batch
+
+    Returns:
+        The loss.
+
+    Raises:
+        ValueError: if a label is no class.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import functional
+        >>> functional.spread_loss(torch.tensor([[0.9, 0.6]]), torch.tensor([0]), margin=0.5)  # (0.5 - 0.3)^2
+        tensor(0.0400)
     """
     _check_scores(activations)
     check_labels(labels, activations)
@@ -571,7 +863,31 @@ def margin_loss(
 ) -> Tensor:
     """sum over the classes of T max(0, upper - a)^2 + down_weight (1 - T) max(0, a - lower)^2, batch average.
 
-    activations [N, classes]; labels [N], or multi-hot [N, classes] where several classes are present.
+    T is 1 for the classes that are present, and 0 for the others.
+
+    Args:
+        activations: of the class capsules.
+        labels: the classes that are present.
+        upper: present classes must have this activation.
+        lower: absent classes may have this activation.
+        down_weight: weight of the absent classes.
+
+    Shape:
+        - activations: [N, classes]
+        - labels: [N], or multi-hot [N, classes] where several classes are present
+        - result: a scalar, zero for an empty batch
+
+    Returns:
+        The loss.
+
+    Raises:
+        ValueError: if a label is no class.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import functional
+        >>> functional.margin_loss(torch.tensor([[0.8, 0.3]]), torch.tensor([0]))  # 0.1^2 + 0.5 * 0.2^2
+        tensor(0.0300)
     """
     _check_scores(activations)
     check_labels(labels, activations)

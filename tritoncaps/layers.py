@@ -21,7 +21,7 @@ from tritoncaps._internal.checks import (
 from tritoncaps._internal.routed import RoutedCaps, check_matrix_capsules, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing import EMRouting, LayerSizes, MatrixRouting, MixtureRouting
-from tritoncaps.routing_map import RoutingMap, per_axis
+from tritoncaps.routing_map import RoutingMap, padding_per_axis, per_axis
 
 SPACE = ("D", "H", "W")
 MATRIX = (4, 4)
@@ -78,27 +78,82 @@ class _PrimaryCaps(nn.Module):
 
 
 class PrimaryCaps1d(_PrimaryCaps):
-    """The first capsules of signals: features [N, in_channels, W] -> poses [N, out_caps, W', 4, 4].
+    """The first capsules of signals. See :class:`PrimaryCaps`.
 
-    See :class:`PrimaryCaps`.
+    Args:
+        in_channels: channels of the features.
+        out_caps: capsule types.
+        kernel_size: of the convolution.
+        stride: of the convolution.
+        padding: of the convolution.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - features: [N, in_channels, W]
+        - result: poses [N, out_caps, W', 4, 4], activations [N, out_caps, W']
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import PrimaryCaps1d
+        >>> PrimaryCaps1d(16, 4, kernel_size=3, stride=2)(torch.randn(2, 16, 51)).poses.shape
+        torch.Size([2, 4, 25, 4, 4])
     """
 
     dims, convolution = 1, nn.Conv1d
 
 
 class PrimaryCaps(_PrimaryCaps):
-    """The first capsules: a convolution whose channels are the poses and activation logits of ``out_caps`` types.
+    """The first capsules: two convolutions, for the poses and for the activation logits of ``out_caps`` types.
 
-    Features [N, in_channels, H, W] -> Capsules([N, out_caps, H', W', 4, 4], [N, out_caps, H', W']).
+    Args:
+        in_channels: channels of the features.
+        out_caps: capsule types.
+        kernel_size: of the convolution.
+        stride: of the convolution.
+        padding: of the convolution.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - features: [N, in_channels, H, W]
+        - result: poses [N, out_caps, H', W', 4, 4], activations [N, out_caps, H', W'], in (0, 1)
+
+    Raises:
+        ValueError: if the features have another shape.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import PrimaryCaps
+        >>> poses, activations = PrimaryCaps(32, 8)(torch.randn(2, 32, 12, 12))
+        >>> poses.shape, activations.shape
+        (torch.Size([2, 8, 12, 12, 4, 4]), torch.Size([2, 8, 12, 12]))
     """
 
     dims, convolution = 2, nn.Conv2d
 
 
 class PrimaryCaps3d(_PrimaryCaps):
-    """The first capsules of volumes: features [N, in_channels, D, H, W] -> poses [N, out_caps, D', H', W', 4, 4].
+    """The first capsules of volumes. See :class:`PrimaryCaps`.
 
-    See :class:`PrimaryCaps`.
+    Args:
+        in_channels: channels of the features.
+        out_caps: capsule types.
+        kernel_size: of the convolution.
+        stride: of the convolution.
+        padding: of the convolution.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - features: [N, in_channels, D, H, W]
+        - result: poses [N, out_caps, D', H', W', 4, 4], activations [N, out_caps, D', H', W']
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import PrimaryCaps3d
+        >>> PrimaryCaps3d(8, 4)(torch.randn(1, 8, 5, 6, 7)).poses.shape
+        torch.Size([1, 4, 5, 6, 7, 4, 4])
     """
 
     dims, convolution = 3, nn.Conv3d
@@ -166,10 +221,8 @@ class _ConvCaps(_MatrixRoutedCaps):
         sizes = LayerSizes("conv", kernel, in_caps, out_caps, MATRIX, MATRIX)
         super().__init__(sizes, routing, logits, backend)
         self.stride = per_axis("stride", stride, self.dims, 1)
-        self.padding = padding if padding == "same" else per_axis("padding", padding, self.dims, 0)
+        self.padding: tuple[int, ...] | Literal["same"] = padding_per_axis(padding, self.stride)
         self.dilation = per_axis("dilation", dilation, self.dims, 1)
-        if padding == "same" and max(self.stride) > 1:
-            raise ValueError(f"padding='same' needs stride 1, but stride is {self.stride}")
         self._create_parameters(device, dtype)
 
     def forward(self, capsules: Capsules) -> Capsules:
@@ -197,9 +250,31 @@ class _ConvCaps(_MatrixRoutedCaps):
 
 
 class ConvCaps1d(_ConvCaps):
-    """Convolutional capsules along a line: poses [N, in_caps, W, 4, 4] -> [N, out_caps, W', 4, 4].
+    """Convolutional capsules along a line. See :class:`ConvCaps2d`.
 
-    See :class:`ConvCaps2d`.
+    Args:
+        in_caps: capsule types of the children.
+        out_caps: capsule types of the parents.
+        kernel_size: see :class:`ConvCaps2d`.
+        stride: see there.
+        padding: see there.
+        dilation: see there.
+        routing: see there.
+        logits: see there.
+        backend: see there.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - children: poses [N, in_caps, W, 4, 4], activations [N, in_caps, W]
+        - result: poses [N, out_caps, W', 4, 4], activations [N, out_caps, W']
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, ConvCaps1d
+        >>> layer = ConvCaps1d(4, 6, kernel_size=3, padding="same")
+        >>> layer(Capsules(torch.randn(2, 4, 50, 4, 4), torch.rand(2, 4, 50))).poses.shape
+        torch.Size([2, 6, 50, 4, 4])
     """
 
     dims = 1
@@ -208,30 +283,70 @@ class ConvCaps1d(_ConvCaps):
 class ConvCaps2d(_ConvCaps):
     """Convolutional capsules: every parent routes the votes of a ``kernel_size`` window of children.
 
-    Capsules([N, in_caps, H, W, 4, 4], [N, in_caps, H, W]) -> ([N, out_caps, H', W', 4, 4], [N, out_caps, H', W'])
-
-    Activations are at least zero, usually the results of a sigmoid; see :func:`tritoncaps.functional.em_routing`.
+    Its parameters are ``weight`` [*kernel_size, in_caps, out_caps, 4, 4] and those of the routing: for EM, ``beta_u``
+    and ``beta_a`` [out_caps].
 
     Args:
-        in_caps, out_caps: capsule types of the children and of the parents.
-        kernel_size, stride, padding, dilation: as in nn.Conv2d, ``padding="same"`` included; a child outside the input
-            does not vote.
+        in_caps: capsule types of the children.
+        out_caps: capsule types of the parents.
+        kernel_size: as in nn.Conv2d: one number, or one for each axis.
+        stride: as in nn.Conv2d.
+        padding: as in nn.Conv2d, "same" included; there are no children in the border, so it gives no votes.
+        dilation: as in nn.Conv2d.
         routing: how votes become parents, any :class:`~tritoncaps.routing.MatrixRouting`; default
             ``EMRouting(iterations=3)``.
         logits: return the logits of the activations in their place; for mixture routings.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    Parameters: ``weight`` [*kernel_size, in_caps, out_caps, 4, 4] and those of the routing: for EM, ``beta_u`` and
-    ``beta_a`` [out_caps].
+    Shape:
+        - children: poses [N, in_caps, H, W, 4, 4], activations [N, in_caps, H, W], at least zero, usually the results
+          of a sigmoid
+        - result: poses [N, out_caps, H', W', 4, 4], activations [N, out_caps, H', W']
+
+    Raises:
+        ValueError: if an option or a shape is wrong, or an activation is negative.
+        TypeError: if the input is no pair of tensors.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, ConvCaps2d, EMRouting
+        >>> layer = ConvCaps2d(8, 16, kernel_size=3, stride=2, routing=EMRouting(iterations=2))
+        >>> poses, activations = layer(Capsules(torch.randn(2, 8, 9, 9, 4, 4), torch.rand(2, 8, 9, 9)))
+        >>> poses.shape, activations.shape
+        (torch.Size([2, 16, 4, 4, 4, 4]), torch.Size([2, 16, 4, 4]))
     """
 
     dims = 2
 
 
 class ConvCaps3d(_ConvCaps):
-    """Convolutional capsules in a volume: poses [N, in_caps, D, H, W, 4, 4] -> [N, out_caps, D', H', W', 4, 4].
+    """Convolutional capsules in a volume. See :class:`ConvCaps2d`.
 
-    See :class:`ConvCaps2d`.
+    Args:
+        in_caps: capsule types of the children.
+        out_caps: capsule types of the parents.
+        kernel_size: see :class:`ConvCaps2d`.
+        stride: see there.
+        padding: see there.
+        dilation: see there.
+        routing: see there.
+        logits: see there.
+        backend: see there.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - children: poses [N, in_caps, D, H, W, 4, 4], activations [N, in_caps, D, H, W]
+        - result: poses [N, out_caps, D', H', W', 4, 4], activations [N, out_caps, D', H', W']
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, ConvCaps3d
+        >>> layer = ConvCaps3d(2, 4, kernel_size=3)
+        >>> layer(Capsules(torch.randn(1, 2, 4, 5, 6, 4, 4), torch.rand(1, 2, 4, 5, 6))).activations.shape
+        torch.Size([1, 4, 2, 3, 4])
     """
 
     dims = 3
@@ -240,17 +355,34 @@ class ConvCaps3d(_ConvCaps):
 class ClassCaps(_MatrixRoutedCaps):
     """One capsule for each class, which routes the votes of all children of all positions.
 
-    Capsules([N, in_caps, *space, 4, 4], [N, in_caps, *space]) -> ([N, num_classes, 4, 4], [N, num_classes])
+    The transformation matrices are shared over positions. Its parameters are ``weight`` [in_caps, num_classes, 4, 4]
+    and those of the routing: for EM, ``beta_u`` and ``beta_a`` [num_classes].
 
-    Activations are at least zero, usually the results of a sigmoid; see :func:`tritoncaps.functional.em_routing`.
+    Args:
+        in_caps: capsule types of the children.
+        num_classes: capsule types of the parents.
+        coordinates: add the scaled position of each child to the first entries of the right-hand column of its votes.
+        routing: see :class:`ConvCaps2d`.
+        logits: see there.
+        backend: see there.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    The transformation matrices are shared over positions. With ``coordinates``, the scaled position of each
-    child's receptive field is added to the first entries of the right-hand column of its votes.
+    Shape:
+        - children: poses [N, in_caps, *space, 4, 4], activations [N, in_caps, *space], at least zero, usually the
+          results of a sigmoid
+        - result: poses [N, num_classes, 4, 4], activations [N, num_classes]
 
-    ``routing``, ``logits`` and ``backend`` as in :class:`ConvCaps2d`.
+    Raises:
+        ValueError: if an option or a shape is wrong, or an activation is negative.
+        TypeError: if the input is no pair of tensors.
 
-    Parameters: ``weight`` [in_caps, num_classes, 4, 4] and those of the routing: for EM, ``beta_u`` and ``beta_a``
-    [num_classes].
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, ClassCaps
+        >>> layer = ClassCaps(16, num_classes=10)
+        >>> layer(Capsules(torch.randn(2, 16, 4, 4, 4, 4), torch.rand(2, 16, 4, 4))).activations.shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -273,6 +405,7 @@ class ClassCaps(_MatrixRoutedCaps):
 
     @property
     def num_classes(self) -> int:
+        """Capsule types of the parents."""
         return self.out_caps
 
     def forward(self, capsules: Capsules) -> Capsules:
@@ -302,14 +435,24 @@ class ClassCaps(_MatrixRoutedCaps):
 class GraphCaps(_MatrixRoutedCaps):
     """Capsules on the nodes of a graph: every parent node routes the votes that its edges bring.
 
-    Capsules([N, in_caps, nodes, 4, 4], [N, in_caps, nodes]) -> ([N, out_caps, parents, 4, 4], [N, out_caps, parents])
+    Its parameters are ``weight`` [num_relations, in_caps, out_caps, 4, 4] and those of the routing.
 
     Args:
-        in_caps, out_caps: capsule types of the children and of the parents.
+        in_caps: capsule types of the children.
+        out_caps: capsule types of the parents.
         num_relations: kinds of edges; each has transformation matrices of its own.
-        routing, logits, backend: as in :class:`ConvCaps2d`.
+        routing: see :class:`ConvCaps2d`.
+        logits: see there.
+        backend: see there.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    Parameters: ``weight`` [num_relations, in_caps, out_caps, 4, 4] and those of the routing.
+    Shape:
+        - children: poses [N, in_caps, nodes, 4, 4], activations [N, in_caps, nodes]
+        - result: poses [N, out_caps, parents, 4, 4], activations [N, out_caps, parents]
+
+    Raises:
+        ValueError: if the map has more relations than the layer, or a shape is wrong.
 
     Example:
         >>> import torch
@@ -339,6 +482,7 @@ class GraphCaps(_MatrixRoutedCaps):
 
     @property
     def num_relations(self) -> int:
+        """Kinds of edges."""
         return self.kernel_size[0]
 
     def forward(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:

@@ -19,7 +19,18 @@ PATIENCE = 1000  # training steps without a call of set_step
 
 @dataclass(frozen=True)
 class LinearMargin:
-    """From ``start`` to ``end`` in equal steps over the first ``steps`` steps, then ``end`` (Hinton et al. 2018)."""
+    """From ``start`` to ``end`` in equal steps over the first ``steps`` steps, then ``end`` (Hinton et al. 2018).
+
+    Args:
+        steps: training steps until the margin is ``end``.
+        start: the margin at step 0.
+        end: the margin from step ``steps`` on.
+
+    Example:
+        >>> from tritoncaps import LinearMargin
+        >>> LinearMargin(steps=100, start=0.0, end=1.0)(50)
+        0.5
+    """
 
     steps: int = 50_000
     start: float = 0.2
@@ -31,7 +42,11 @@ class LinearMargin:
 
 @dataclass(frozen=True)
 class SigmoidMargin:
-    """0.2 + 0.79 sigmoid(min(10, step / 50000 - 4)): the schedule of the authors' own code."""
+    """0.2 + 0.79 sigmoid(min(10, step / steps - 4)): the schedule of the authors' own code.
+
+    Args:
+        steps: unit of time, 50,000 training steps in the authors' code.
+    """
 
     steps: int = 50_000
 
@@ -42,14 +57,25 @@ class SigmoidMargin:
 class SpreadLoss(nn.Module):
     """The true class must beat every other by a margin: sum over wrong i of max(0, m - (a_t - a_i))^2.
 
-    ``schedule`` gives the margin of a step, or is the margin itself. Call :meth:`set_step` as training goes on;
-    the current margin is the buffer ``margin``. Without it the margin stays that of step 0: after 1,000 training steps
-    a warning says so, unless the loss is compiled.
+    Call ``loss.set_step(step)`` in every training step; the current margin is the buffer ``margin``. Without it the
+    margin stays that of step 0: after 1,000 training steps a warning says so, unless the loss is compiled.
 
-    >>> loss = SpreadLoss(LinearMargin(steps=1000))
-    >>> loss.set_step(500)
-    >>> round(loss.margin.item(), 2)
-    0.55
+    Args:
+        schedule: a function that gives the margin of a step, or the margin itself; default ``LinearMargin()``.
+
+    Shape:
+        - capsules: with activations [N, classes], or these alone; labels: [N]
+        - result: a scalar
+
+    Raises:
+        ValueError: if a label is no class.
+
+    Example:
+        >>> from tritoncaps import LinearMargin, SpreadLoss
+        >>> loss = SpreadLoss(LinearMargin(steps=1000))
+        >>> loss.set_step(500)
+        >>> round(loss.margin.item(), 2)
+        0.55
     """
 
     margin: Tensor
@@ -93,7 +119,26 @@ class SpreadLoss(nn.Module):
 
 
 class MarginLoss(nn.Module):
-    """Present classes above ``upper``, absent ones below ``lower`` (Sabour et al. 2017). Several may be present."""
+    """Present classes above ``upper``, absent ones below ``lower`` (Sabour et al. 2017). Several may be present.
+
+    Args:
+        upper: present classes must have this activation.
+        lower: absent classes may have this activation.
+        down_weight: weight of the absent classes.
+
+    Shape:
+        - capsules: with activations [N, classes], or these alone; labels: [N], or multi-hot [N, classes]
+        - result: a scalar
+
+    Raises:
+        ValueError: if a label is no class.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import MarginLoss
+        >>> MarginLoss()(torch.tensor([[0.95, 0.05]]), torch.tensor([0]))
+        tensor(0.)
+    """
 
     __prepare_scriptable__ = refuse_script
 

@@ -18,6 +18,22 @@ class CapsuleDropout(nn.Module):
 
     Activations of the others are not scaled: they are probabilities, and a parent sees fewer children, not surer ones.
     In evaluation it does nothing.
+
+    Args:
+        p: probability that a capsule is silent.
+
+    Shape:
+        - children and result: poses [N, C, *space, ...], activations [N, C, *space]
+
+    Raises:
+        ValueError: if ``p`` is not at least 0 and below 1.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, CapsuleDropout
+        >>> capsules = Capsules(torch.randn(1, 8, 5, 5, 4, 4), torch.rand(1, 8, 5, 5))
+        >>> bool((CapsuleDropout(0.5)(capsules).activations == 0).any())
+        True
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -39,16 +55,32 @@ class CapsuleDropout(nn.Module):
 class CapsuleNorm(nn.Module):
     """Batch normalisation of matrix capsules: of each entry of a type's poses, and of its activation logits.
 
-    Capsules([N, num_caps, *space, 4, 4], [N, num_caps, *space]) -> the same shapes. Variational Bayes routing has it
-    after every routing (Ribeiro et al. 2020). Statistics are taken over images and positions.
+    Variational Bayes routing has it after every routing (Ribeiro et al. 2020). Statistics are taken over images and
+    positions. Training needs at least two values of each entry: one image is enough where there are positions, but
+    not for class capsules. Under DistributedDataParallel each process normalises by its own share of the batch, and
+    the statistics of the first process are kept; nn.SyncBatchNorm.convert_sync_batchnorm makes them those of the
+    whole batch on GPUs.
 
-    affine    learn a scale and a shift for the logits of each type. Poses have none: what a loss of class activations
-              does not use would stop DistributedDataParallel.
-    momentum  of the running statistics, which evaluation uses, as in nn.BatchNorm1d.
+    Args:
+        num_caps: capsule types.
+        affine: learn a scale and a shift for the logits of each type. Poses have none: parameters that a loss of class
+            activations does not use would stop DistributedDataParallel.
+        momentum: of the running statistics, which evaluation uses, as in nn.BatchNorm1d.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    Training needs at least two values of each entry: one image is enough where there are positions, but not for class
-    capsules. Under DistributedDataParallel each process normalises by its own share of the batch, and the statistics
-    of the first process are kept; nn.SyncBatchNorm.convert_sync_batchnorm makes them those of the whole batch on GPUs.
+    Shape:
+        - children and result: poses [N, num_caps, *space, 4, 4], activations [N, num_caps, *space]
+
+    Raises:
+        ValueError: if a shape is wrong, or training has one value of an entry only.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, CapsuleNorm
+        >>> capsules = Capsules(3 + torch.randn(4, 8, 6, 6, 4, 4), torch.rand(4, 8, 6, 6))
+        >>> bool(CapsuleNorm(8)(capsules).poses.mean().abs() < 1e-5)
+        True
     """
 
     def __init__(

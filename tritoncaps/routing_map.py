@@ -26,8 +26,8 @@ _graphs = itertools.count()  # a number for each arbitrary graph
 class RoutingMap:
     """Who votes for whom: L child locations, P parent locations with S slots each.
 
-    Build one with :meth:`conv`, :meth:`full` or :meth:`from_edges`. A map is a small immutable value: its tables are
-    made at first use, once for all equal maps, and copied to a device once.
+    Build one with ``RoutingMap.conv``, ``RoutingMap.full`` or ``RoutingMap.from_edges``. A map is a small immutable
+    value: its tables are made at first use, once for all equal maps, and copied to a device once.
     """
 
     def __init__(
@@ -58,8 +58,22 @@ class RoutingMap:
     ) -> RoutingMap:
         """The map of a convolution over ``size``, with one weight block for each kernel offset.
 
-        ``kernel``, ``stride``, ``padding`` and ``dilation`` are numbers or one number per axis. ``padding="same"``,
-        with stride 1, gives as many parents as children: where it is odd, the end of an axis gets one more.
+        Args:
+            size: positions of the children along each axis.
+            kernel: one number, or one for each axis; so are stride, padding and dilation.
+            stride: step between parents.
+            padding: empty positions around the children. "same", with stride 1, gives as many parents as children:
+                where it is odd, the end of an axis gets one more.
+            dilation: step between the children of a parent.
+
+        Raises:
+            ValueError: if a number is wrong, or the kernel is larger than the input.
+
+        Example:
+            >>> from tritoncaps import RoutingMap
+            >>> routing_map = RoutingMap.conv((14, 14), kernel=3, stride=2)
+            >>> routing_map.out_size, routing_map.num_slots
+            ((6, 6), 9)
         """
         size = tuple(plain(n) for n in size)
         dims = len(size)
@@ -68,13 +82,10 @@ class RoutingMap:
         kernel = per_axis("kernel", kernel, dims, 1)
         stride = per_axis("stride", stride, dims, 1)
         dilation = per_axis("dilation", dilation, dims, 1)
-        if padding == "same":
-            _require(max(stride) == 1, f"padding='same' needs stride 1, but stride is {stride}")
-        else:
-            padding = per_axis("padding", padding, dims, 0)
+        padded_by = padding_per_axis(padding, stride)
         out_size = []
         for axis, (n, k, s, d) in enumerate(zip(size, kernel, stride, dilation, strict=True)):
-            before, after = _paddings(padding, axis, k, d)
+            before, after = _paddings(padded_by, axis, k, d)
             span, padded = d * (k - 1) + 1, before + n + after
             _require(
                 span <= padded,
@@ -83,14 +94,24 @@ class RoutingMap:
             )
             out_size.append((padded - span) // s + 1)
         slots = math.prod(kernel)
-        return RoutingMap(("conv", size, kernel, stride, padding, dilation), size, tuple(out_size), slots, slots)
+        return RoutingMap(("conv", size, kernel, stride, padded_by, dilation), size, tuple(out_size), slots, slots)
 
     @staticmethod
     def full(size: Sequence[int], coordinates: bool = True) -> RoutingMap:
         """The map of class capsules: one parent location that sees every child, with one weight block for all.
 
-        With ``coordinates``, slot s adds its scaled position, (index + 1/2) / size along each axis, to the first
-        entries of the right-hand column of its votes, so that sharing weights does not forget where a child is.
+        Args:
+            size: positions of the children along each axis.
+            coordinates: slot s adds its scaled position, (index + 1/2) / size along each axis, to the first entries of
+                the right-hand column of its votes, so that votes with shared weights still depend on positions.
+
+        Raises:
+            ValueError: if a size is below 1, or there are more than four axes with coordinates.
+
+        Example:
+            >>> from tritoncaps import RoutingMap
+            >>> RoutingMap.full((2, 2)).offset[:, :2].tolist()
+            [[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]]
         """
         size = tuple(plain(n) for n in size)
         _require(all(n >= 1 for n in size), f"size must be at least 1 along every axis, but it is {size}")
@@ -110,10 +131,25 @@ class RoutingMap:
     ) -> RoutingMap:
         """An arbitrary graph: edge e joins child location ``children[e]`` and parent location ``parents[e]``.
 
-        ``relations[e]`` is the edge's weight block: edges of one relation share their matrices. Without it,
-        ``slots[e]`` is the edge's slot at its parent (by default edges are numbered in their order of appearance), slot
-        s uses weight block ``weight_of[s]`` (default: a block for every slot; all zeros share one block) and adds
-        ``offset[s]``, up to four numbers, to the right-hand column of its votes.
+        Args:
+            children: the child location of each edge.
+            parents: the parent location of each edge.
+            num_children: child locations.
+            num_parents: parent locations.
+            slots: the slot of each edge at its parent; default: edges are numbered in their order of appearance.
+            weight_of: the weight block of each slot; default: a block for every slot. Zeros for all share one block.
+            offset: up to four numbers for each slot, which are added to the right-hand column of its votes.
+            relations: the weight block of each edge, in place of ``slots`` and ``weight_of``: edges of one relation
+                share their matrices.
+
+        Raises:
+            ValueError: if a list has another length, or names a location that is not there.
+
+        Example:
+            >>> from tritoncaps import RoutingMap
+            >>> graph = RoutingMap.from_edges([0, 1, 2, 2], [0, 0, 0, 1], num_children=3, num_parents=2)
+            >>> graph.parents(2)  # (parent, slot)
+            [(0, 2), (1, 0)]
         """
         child, parent = _index("children", children), _index("parents", parents)
         _require(
@@ -144,7 +180,7 @@ class RoutingMap:
 
     @staticmethod
     def from_tables(children: Tensor, weight_of: Tensor, offset: Tensor, in_size: Size, out_size: Size) -> RoutingMap:
-        """The map of tables as :class:`Tables` describes them."""
+        """The map of tables as ``tritoncaps.kernels.common.tables.Tables`` describes them."""
         # copies: kernels keep what they make of a map's tables, so no two maps may share one
         children, weight_of, offset = (x.detach().cpu().clone() for x in (children, weight_of, offset))
         tables = _with_inverse(children, weight_of, offset, math.prod(in_size))
@@ -361,6 +397,14 @@ def per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Si
     _require(len(values) == dims, f"{name} must be one number or {dims}, one for each axis, but it is {value}")
     _require(min(values) >= least, f"{name} must be at least {least} along every axis, but it is {value}")
     return values
+
+
+def padding_per_axis(padding: int | Sequence[int] | Literal["same"], stride: Size) -> Size | Literal["same"]:
+    """``padding`` for each axis that ``stride`` has, checked, or "same"."""
+    if padding == "same":
+        _require(max(stride) == 1, f"padding='same' needs stride 1, but stride is {stride}")
+        return "same"
+    return per_axis("padding", padding, len(stride), 0)
 
 
 def _require(condition: bool, message: str) -> None:

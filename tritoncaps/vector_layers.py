@@ -17,13 +17,35 @@ from tritoncaps._internal.routed import RoutedCaps, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
 from tritoncaps.routing import DynamicRouting, LayerSizes, VectorRouting
-from tritoncaps.routing_map import RoutingMap, per_axis
+from tritoncaps.routing_map import RoutingMap, padding_per_axis, per_axis
 
 
 class VectorPrimaryCaps(nn.Module):
     """The first vector capsules: a convolution whose channels, squashed, are the poses of ``out_caps`` types.
 
-    Features [N, in_channels, H, W] -> Capsules([N, out_caps, H', W', dim], [N, out_caps, H', W']).
+    Args:
+        in_channels: channels of the features.
+        out_caps: capsule types.
+        dim: numbers of a pose.
+        kernel_size: of the convolution.
+        stride: of the convolution.
+        padding: of the convolution.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        - features: [N, in_channels, H, W]
+        - result: poses [N, out_caps, H', W', dim], activations [N, out_caps, H', W'], their lengths
+
+    Raises:
+        ValueError: if the features have another shape.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import VectorPrimaryCaps
+        >>> VectorPrimaryCaps(64, 8, dim=8, kernel_size=5)(torch.randn(2, 64, 12, 12)).poses.shape
+        torch.Size([2, 8, 4, 4, 8])
     """
 
     __prepare_scriptable__ = refuse_script
@@ -145,14 +167,34 @@ class _VectorRoutedCaps(RoutedCaps):
 class VectorCaps(_VectorRoutedCaps):
     """Fully connected vector capsules: every child votes for every parent, each pair with a matrix of its own.
 
-    Capsules([N, ..., in_dim], [N, ...]), ``in_caps`` for each image however they are laid out in space
-    -> Capsules([N, out_caps, out_dim], [N, out_caps])
+    Its parameters are ``weight`` [in_caps, out_caps, in_dim, out_dim] and, if asked for, ``priors``
+    [in_caps, out_caps].
 
-    routing   how votes become parents; default ``DynamicRouting(iterations=3)``.
-    priors    learn the first routing logits of every pair; default: they are zero.
-    backend   "reference", "cpu" or "triton"; default: chosen by device.
+    Args:
+        in_caps: children of an image: types times positions.
+        in_dim: numbers of a child's pose.
+        out_caps: parents.
+        out_dim: numbers of a parent's pose.
+        routing: how votes become parents; default ``DynamicRouting(iterations=3)``.
+        priors: learn the first routing logits of every pair; default: they are zero.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    Parameters: ``weight`` [in_caps, out_caps, in_dim, out_dim] and, if asked for, ``priors`` [in_caps, out_caps].
+    Shape:
+        - children: poses [N, ..., in_dim] and activations [N, ...], or poses alone; ``in_caps`` for each image, in any
+          number of axes
+        - result: poses [N, out_caps, out_dim], activations [N, out_caps], their lengths
+
+    Raises:
+        ValueError: if an option or a shape is wrong.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import DynamicRouting, VectorCaps
+        >>> layer = VectorCaps(8 * 4 * 4, 8, 10, 16, routing=DynamicRouting(iterations=2))
+        >>> layer(torch.randn(2, 8, 4, 4, 8)).poses.shape
+        torch.Size([2, 10, 16])
     """
 
     def __init__(
@@ -185,17 +227,38 @@ class VectorCaps(_VectorRoutedCaps):
 
 
 class ConvVectorCaps2d(_VectorRoutedCaps):
-    """Convolutional vector capsules: a local grid of children votes for every parent, with another matrix for each
-    offset in the grid and each pair of types.
+    """Convolutional vector capsules: every parent routes the votes of a ``kernel_size`` window of children.
 
-    Capsules([N, in_caps, H, W, in_dim], [N, in_caps, H, W])
-    -> Capsules([N, out_caps, H', W', out_dim], [N, out_caps, H', W'])
+    There is a matrix for each offset in the window and each pair of types. Its parameters are ``weight``
+    [*kernel_size, in_caps, out_caps, in_dim, out_dim] and, if asked for, ``priors`` [*kernel_size, in_caps, out_caps].
 
-    kernel_size, stride, padding, dilation   as in nn.Conv2d; a child outside the input does not vote.
-    routing, priors, backend                 as in :class:`VectorCaps`.
+    Args:
+        in_caps: capsule types of the children.
+        in_dim: numbers of a child's pose.
+        out_caps: capsule types of the parents.
+        out_dim: numbers of a parent's pose.
+        kernel_size: as in nn.Conv2d.
+        stride: as in nn.Conv2d.
+        padding: as in nn.Conv2d, "same" included; there are no children in the border, so it gives no votes.
+        dilation: as in nn.Conv2d.
+        routing: see :class:`VectorCaps`.
+        priors: see there.
+        backend: see there.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    Parameters: ``weight`` [*kernel_size, in_caps, out_caps, in_dim, out_dim] and, if asked for, ``priors``
-    [*kernel_size, in_caps, out_caps].
+    Shape:
+        - children: poses [N, in_caps, H, W, in_dim], activations [N, in_caps, H, W]
+        - result: poses [N, out_caps, H', W', out_dim], activations [N, out_caps, H', W'], their lengths
+
+    Raises:
+        ValueError: if an option or a shape is wrong.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import ConvVectorCaps2d
+        >>> ConvVectorCaps2d(4, 8, 6, 12, kernel_size=3)(torch.randn(2, 4, 7, 7, 8)).poses.shape
+        torch.Size([2, 6, 5, 5, 12])
     """
 
     def __init__(
@@ -218,10 +281,8 @@ class ConvVectorCaps2d(_VectorRoutedCaps):
         kernel = per_axis("kernel_size", kernel_size, 2, 1)
         super().__init__(in_caps, in_dim, out_caps, out_dim, kernel, routing, priors, backend)
         self.stride = per_axis("stride", stride, 2, 1)
-        self.padding = padding if padding == "same" else per_axis("padding", padding, 2, 0)
+        self.padding: tuple[int, ...] | Literal["same"] = padding_per_axis(padding, self.stride)
         self.dilation = per_axis("dilation", dilation, 2, 1)
-        if padding == "same" and max(self.stride) > 1:
-            raise ValueError(f"padding='same' needs stride 1, but stride is {self.stride}")
         self._create_parameters(device, dtype)
 
     def _children(self, capsules: Capsules | Tensor) -> tuple[Capsules, RoutingMap]:

@@ -53,11 +53,23 @@ _requested: str | None = None
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Inside, every call that does not name a backend itself uses ``name``; None: chosen by device.
+    """A context: calls inside that name no backend use ``name``.
 
     The request holds in all threads of the process: `nn.DataParallel` starts threads of its own, autograd's backward
     pass may run in another one, and `torch.compile` guards on it as a global. Name ``backend=`` in a layer where
     threads need different ones.
+
+    Args:
+        name: "reference", "cpu" or "triton"; None: chosen by device.
+
+    Raises:
+        ValueError: if there is no such backend.
+
+    Example:
+        >>> import torch, tritoncaps
+        >>> layer = tritoncaps.ClassCaps(2, 3)
+        >>> with tritoncaps.use_backend("reference"):
+        ...     parents = layer(tritoncaps.Capsules(torch.randn(1, 2, 4, 4, 4), torch.rand(1, 2, 4)))
     """
     global _requested
     before, _requested = _requested, check_name(name)

@@ -76,6 +76,7 @@ DATASETS: dict[str, Entry] = {
     ),
     "svhn": Entry(load_svhn, (3, 32, 32), DIGITS, _PLAIN, ("svhn",), "house numbers"),
 }
+"""The data sets that `load` and `tritoncaps train --data` know, by name."""
 
 
 def load(name: str, split: str, data_dir: str | os.PathLike | None = None) -> ImageSet | MultiMNIST:

@@ -38,6 +38,7 @@ class MultiMNIST(Dataset):
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
         channels, height, width = self.digits.shape
         return channels, height + 2 * SHIFT, width + 2 * SHIFT
 

@@ -24,6 +24,16 @@ class DynamicRouting(VectorRouting):
         gradient: "all": through every iteration. "last": the agreements are constants.
         priors: a layer learns the first logits of every pair, ``priors`` [*kernel_size, in_caps, out_caps]; default:
             they are zero.
+
+    Raises:
+        ValueError: if an option is unknown or out of its range.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import DynamicRouting, VectorCaps
+        >>> layer = VectorCaps(32, 8, 10, 16, routing=DynamicRouting(iterations=2, gradient="last"))
+        >>> layer(torch.randn(4, 32, 8)).activations.shape
+        torch.Size([4, 10])
     """
 
     iterations: int = 3

@@ -35,6 +35,14 @@ class EMRouting(MixtureRouting):
         competition: "global": all parents of a child, of all types and positions, compete for it. "local": only the
             types at one position do, at every position anew.
         gradient: "all": through every iteration. "last": the last assignments are constants.
+
+    Raises:
+        ValueError: if an option is unknown or out of its range.
+
+    Example:
+        >>> from tritoncaps import EMRouting
+        >>> [round(x, 4) for x in EMRouting(iterations=3).lambdas]
+        [0.05, 0.0975, 0.1426]
     """
 
     parameter_names: ClassVar[tuple[str, ...]] = ("beta_u", "beta_a")

@@ -55,6 +55,9 @@ class MixtureRouting(MatrixRouting):
             types at one position do, at every position anew.
         gradient: "all": gradients flow through every iteration. "last": the last assignments are constants.
 
+    Raises:
+        ValueError: if an option is unknown or out of its range.
+
     Example:
         >>> from dataclasses import dataclass
         >>> import torch, tritoncaps

@@ -24,12 +24,24 @@ class VBRouting(MixtureRouting):
     with few votes keeps a wide Gaussian, and no variance needs a floor. docs/your-routing.md gives the formulas.
 
     Args:
-        iterations, competition, gradient: as in :class:`~tritoncaps.EMRouting`.
+        iterations: how often parents are fitted.
+        competition: "global" or "local", as in :class:`~tritoncaps.routing.EMRouting`.
+        gradient: "all" or "last", as there.
         alpha0: prior votes of each parent (Dirichlet).
         mean0: prior mean of every pose entry.
         kappa0: prior votes for that mean.
         nu0: prior degrees of freedom of the precision (Wishart), above 15.
         psi0: prior inverse scale of the precision.
+
+    Raises:
+        ValueError: if an option is unknown or out of its range.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, ClassCaps, VBRouting
+        >>> layer = ClassCaps(4, 10, routing=VBRouting(iterations=2))
+        >>> layer(Capsules(torch.randn(1, 4, 9, 4, 4), torch.rand(1, 4, 9))).poses.shape
+        torch.Size([1, 10, 4, 4])
     """
 
     parameter_names: ClassVar[tuple[str, ...]] = ("beta_a",)
@@ -49,6 +61,7 @@ class VBRouting(MixtureRouting):
 
     @property
     def scatter_floor(self) -> float:
+        """The prior inverse scale, which `fit` adds to every scatter."""
         return self.psi0
 
     def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:

@@ -295,7 +295,6 @@ def survives_an_empty_batch(route: Route, problem: Problem) -> None:
         assert not value.any(), f"{name} of an empty batch is not zero"
 
 
-# True of every mixture routing, however it fits its parents.
 MIXTURE_CHECKS: tuple[Check, ...] = (
     equals_the_reference,
     is_as_exact_as_plain_torch,
@@ -310,6 +309,7 @@ MIXTURE_CHECKS: tuple[Check, ...] = (
     passes_gradcheck,
     survives_an_empty_batch,
 )
+"""True of every mixture routing, however it fits its parents."""
 
 EM_ROUTING_CHECKS: tuple[Check, ...] = (
     *MIXTURE_CHECKS,
@@ -318,12 +318,12 @@ EM_ROUTING_CHECKS: tuple[Check, ...] = (
     follows_signed_permutations_of_rows,
     follows_the_scale_of_poses,
 )
+"""True of EM routing."""
 
-# What a kernel that owns its order of summation promises on top, and matrix products from a library do not.
 KERNEL_CHECKS: tuple[Check, ...] = (gives_the_same_bits_again, routes_every_image_alone)
+"""What a kernel that owns its order of summation promises on top, and matrix products from a library do not."""
 
 
-# Inputs that break naive routings: each changes a problem's inputs; results and gradients must stay finite.
 HARD_CASES: dict[str, Callable[[Inputs], Inputs]] = {
     "all activations zero": lambda x: x._replace(activations=torch.zeros_like(x.activations)),
     "activations of 1e-30": lambda x: x._replace(activations=torch.full_like(x.activations, 1e-30)),
@@ -332,6 +332,7 @@ HARD_CASES: dict[str, Callable[[Inputs], Inputs]] = {
     "all poses zero": lambda x: x._replace(poses=torch.zeros_like(x.poses)),
     "saturated logits": lambda x: x._replace(beta_a=x.beta_a * 1e4),
 }
+"""Inputs that break naive routings: each changes a problem's inputs; results and gradients must stay finite."""
 
 
 def _assert_same(actual: Capsules, expected: Capsules) -> None:

@@ -71,6 +71,7 @@ class VectorProblem:
         return VectorInputs(*(x.detach().requires_grad_(requires_grad) for x in laid_out))
 
     def solve(self, route: VectorRoute, inputs: VectorInputs) -> Tensor:
+        """The parents of ``inputs`` by ``route``."""
         poses, weight, priors = inputs
         return route(poses, weight, routing_map=self.routing_map, routing=self.routing, priors=priors)
 
@@ -263,12 +264,12 @@ VECTOR_CHECKS: tuple[Callable[[VectorRoute, VectorProblem], None], ...] = (
     passes_gradcheck,
     survives_an_empty_batch,
 )
+"""True of dynamic routing."""
 
-# What a kernel that owns its order of summation promises on top.
 VECTOR_KERNEL_CHECKS = (gives_the_same_bits_again, routes_every_image_alone)
+"""What a kernel that owns its order of summation promises on top."""
 
 
-# Inputs that break naive routings: results and gradients must stay finite.
 VECTOR_HARD_CASES: dict[str, Callable[[VectorInputs], VectorInputs]] = {
     "all poses zero": lambda x: x._replace(poses=torch.zeros_like(x.poses)),
     "some poses zero": lambda x: x._replace(poses=x.poses * (x.poses[..., :1] > 0)),
@@ -278,10 +279,11 @@ VECTOR_HARD_CASES: dict[str, Callable[[VectorInputs], VectorInputs]] = {
     "poses of 1e-20": lambda x: x._replace(poses=x.poses * 1e-20),
     "priors of 1e4": lambda x: x._replace(priors=x.priors * 1e4),
 }
+"""Inputs that break naive routings: results and gradients must stay finite."""
 
 
-# Of these, rounding decides which parent wins a child: two correct kernels need not agree.
 DECIDED_BY_ROUNDING = ("poses of 1e4", "priors of 1e4")
+"""Of these hard cases, rounding decides which parent wins a child: two correct kernels need not agree."""
 
 
 def _with_pose_gradient(problem: VectorProblem, route: VectorRoute, inputs: VectorInputs) -> tuple[Tensor, Tensor]:

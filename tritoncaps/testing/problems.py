@@ -17,6 +17,7 @@ from tritoncaps.routing import EMRouting
 from tritoncaps.routing_map import RoutingMap
 
 Route = Callable[..., Capsules]
+"""A routing to test: a function that takes what `functional.em_routing` takes, and returns Capsules."""
 LAYOUTS = ("contiguous", "types last", "sliced", "expanded")
 
 
@@ -27,7 +28,8 @@ def inputs_of(names: tuple[str, ...]) -> Any:
     return namedtuple("Inputs", ("poses", "activations", "weight", *names))
 
 
-Inputs = inputs_of(EMRouting.parameter_names)  # of EM routing
+Inputs = inputs_of(EMRouting.parameter_names)
+"""The inputs of EM routing: poses, activations, weight, beta_u and beta_a."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Problem:
         return inputs_of(self.routing.parameter_names)(*(x.requires_grad_(requires_grad) for x in laid_out))
 
     def solve(self, route: Route, inputs: Any) -> Capsules:
+        """The parents of ``inputs`` by ``route``."""
         return route(*inputs, routing_map=self.routing_map, routing=self.routing)
 
 

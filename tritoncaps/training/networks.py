@@ -79,6 +79,7 @@ NETWORKS: dict[str, Network] = {
     "cnn-multimnist": Network(_baseline(baselines.MultiMNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),
     "linear": Network(_linear, "cross-entropy", True, "a linear classifier of the pixels"),
 }
+"""The networks that `tritoncaps train --model` knows, by name."""
 
 
 def build(name: str, task: Task, iterations: int = 3, backend: str | None = None, **options: Any) -> nn.Module:
