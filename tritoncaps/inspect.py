@@ -50,10 +50,12 @@ class MixtureIteration(NamedTuple):
 
     @property
     def variance(self) -> Tensor:
+        """One over the precision, [N, C, *out_size, 4, 4]."""
         return 1 / self.precision
 
     @property
     def activations(self) -> Tensor:
+        """Of the parents, [N, C, *out_size]: the sigmoid of the logits."""
         return torch.sigmoid(self.logits)
 
 

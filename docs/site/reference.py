@@ -27,6 +27,8 @@ PAGES = {
     "models": ("Models", ["models", "models.baselines", "models.pretrained"]),
     "data": ("Data", ["data"]),
     "training": ("Training", ["training"]),
+    "inspect": ("Inside a network", ["inspect", "drawings"]),
+    "attacks": ("Attacks", ["attacks"]),
     "testing": ("Testing", ["testing"]),
     "convert": ("Weights of other libraries", ["convert"]),
     "backends": ("Backends", ["kernels.common.backends"]),
