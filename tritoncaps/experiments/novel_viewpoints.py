@@ -60,7 +60,8 @@ def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
     shared: dict[str, Any] = {
         "data": data,
         "novel": factor,
-        "validation": lab.choose(300, 1000),
+        "validation": lab.choose(500, 1000),
+        "ema": 0.95,  # accuracies that do not jump from one evaluation to the next
         "final_test": False,
         "evaluate_every": max(steps // EVALUATIONS, 1),
         "lr_schedule": "exponential",  # so that a network is as good when it is stopped as when it goes on
