@@ -22,7 +22,6 @@ NOT_SOURCES = (
     ".venv*",
     ".*_cache",
     ".hypothesis",
-    "__pycache__",
     "*.egg-info",
     "build",
     "dist",
@@ -107,13 +106,14 @@ def test_an_index_can_show_it(dist):
     assert "/docs/capsules.md)" in description
 
 
-def test_the_sdist_has_every_file_of_the_repository(dist):
+def test_the_sdist_has_every_file_of_the_repository_and_no_caches(dist):
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        packed = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    assert {name for name in packed if "__pycache__" in name} == set()
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a clone")
     tracked = set(run("git", "-C", ROOT, "ls-files").split("\n")) - {""}
-    (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        packed = {name.partition("/")[2] for name in archive.getnames()}
     assert {name for name in tracked - packed if (ROOT / name).exists()} == set()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tritoncaps
+from tritoncaps.training import load_checkpoint, load_network, read_config
 
 ROOT = Path(__file__).parent.parent
 POLICY = "OMP_WAIT_POLICY"
@@ -36,6 +37,17 @@ def test_the_version_is_told_where_people_look():
     assert newest.group(1) == tritoncaps.__version__
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {tritoncaps.__version__}\ndate-released: {newest.group(2)}\n" in citation
+
+
+def test_what_0_1_saved_loads():
+    """A checkpoint of a run, and the configurations of all runs and recipes."""
+    run = ROOT / "docs" / "results" / "smallnorb-matrix-capsnet-small-long"
+    network, config = load_network(run)[:2]
+    assert load_checkpoint(run)["step"] == 4307
+    assert config.model == "matrix-capsnet-small"
+    assert sum(p.numel() for p in network.parameters()) == 68_754
+    files = [*(ROOT / "docs" / "results").rglob("config.toml"), *(ROOT / "docs" / "recipes").glob("*.toml")]
+    assert len([read_config(file) for file in files]) > 10
 
 
 def test_import_is_light():
