@@ -22,6 +22,7 @@ NOT_SOURCES = (
     ".venv*",
     ".*_cache",
     ".hypothesis",
+    "__pycache__",
     "*.egg-info",
     "build",
     "dist",
@@ -65,6 +66,9 @@ def dist(tmp_path_factory):
     """
     folder, sources = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("sources") / "copy"
     shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+    (sources / "kernels" / "__pycache__").mkdir()
+    for name in ("kernel.nbc", "kernel.nbi", "kernel.pyc"):
+        (sources / "kernels" / "__pycache__" / name).touch()
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, sources)
     return folder
 
