@@ -137,7 +137,7 @@ def checkout(reference: str) -> Iterator[Path]:
             [*git, "worktree", "add", "--detach", str(tree), reference], capture_output=True, text=True
         )
         if added.returncode:
-            raise ValueError(f"git knows no commit {reference!r}: {added.stderr.strip().splitlines()[-1]}")
+            raise ValueError(f"git finds no commit {reference!r}: {added.stderr.strip().splitlines()[-1]}")
         try:
             (site / "tritoncaps").mkdir(parents=True)
             for source in (*(tree / "tritoncaps").iterdir(), tree / "kernels", tree / "models"):

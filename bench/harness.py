@@ -61,7 +61,7 @@ EFFORTS = {"smoke": Effort(2, 2, 0.0), "quick": Effort(5, 30, 0.3), "full": Effo
 
 
 class Rival(NamedTuple):
-    """Somebody else's calculation of about the same size, on tensors of its own. Its errors are not ours to check."""
+    """Another calculation of about the same size, on tensors of its own. Its errors are not checked."""
 
     name: str
     function: Function
@@ -81,7 +81,7 @@ class Case:
     images: int
     data: int  # how many of the tensors are data; parameters follow
     rivals: tuple[Rival, ...] = ()
-    bytes: float | None = None  # that the forward pass must read and write, whoever does it
+    bytes: float | None = None  # that any forward pass must read and write
     votes: int | None = None
     timed: tuple[str, ...] = (OURS, REFERENCE, COMPILED)
     modes: tuple[str, ...] = ("forward", "step")
@@ -132,7 +132,7 @@ class Case:
     def call(
         self, function: Function, tensors: Callable[[], list[Tensor]], data: int, mode: str, dtype: torch.dtype
     ) -> Callable[[], list[Tensor]]:
-        """The outputs; in a step also the gradients of what wants one."""
+        """The outputs; in a step also the gradients."""
         inputs = [x.to(DEVICE, dtype if x.is_floating_point() else None) for x in tensors()]
         if mode == "forward":
             return lambda: _without_gradient(function, inputs)
@@ -166,7 +166,7 @@ class Case:
             return
         floor = FLOOR * torch.finfo(torch.float32).eps
         plain = errors.get((REFERENCE, self.modes[-1]))
-        if plain is None:  # it takes its time, so it is asked only if somebody needs it
+        if plain is None:  # it takes its time, so it is computed only if it is needed
             plain = error(self._results(torch.float32), exact) if max(errors.values(), default=0) > floor else 0.0
         allowed = 2 * plain + floor
         for key, wrong in errors.items():
@@ -432,7 +432,7 @@ def _resident(field: str) -> int:
 
 
 def header(level: str) -> Row:
-    """The machine, the versions and the commit. The load says whether somebody else was using the machine."""
+    """The machine, the versions and the commit. The load shows whether other programs were running."""
     versions = {name: _version(name) for name in ("torch", "triton", "numba", "numpy", "einops")}
     return {
         "header": True,

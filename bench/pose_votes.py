@@ -1,4 +1,4 @@
-"""pose_votes: the votes themselves, written to memory, for those who route in their own way."""
+"""pose_votes: the votes themselves, written to memory, for routings of your own."""
 
 from __future__ import annotations
 

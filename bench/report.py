@@ -342,7 +342,7 @@ NOTES = {
     "and kept on disk.",
     "call_cost": "Milliseconds of a call whose kernels have next to nothing to do, and of one image through a network: "
     "the least of many calls.",
-    "pose_votes": "Functions on stored votes, for those who route in their own way; GB/s counts arguments and results "
+    "pose_votes": "Functions on stored votes, for routings of your own; GB/s counts arguments and results "
     "once. On CPU, `coordinate_addition` is the einops reference under its own name.",
 }
 

@@ -143,7 +143,7 @@ def test_a_wrong_result_prints_no_time(harness):
     ("arguments", "sentence"),
     [
         (("--compare", "nowhere/a.json", "nowhere/b.json"), "bench: .*nowhere/a.json"),
-        (("--smoke", "--against", "no-such-commit"), "bench: git knows no commit 'no-such-commit'"),
+        (("--smoke", "--against", "no-such-commit"), "bench: git finds no commit 'no-such-commit'"),
         (("--smoke", "--profile", "proton"), "bench: --profile proton needs a GPU"),
     ],
 )

@@ -1,4 +1,4 @@
-"""RoutingMap: one description of who votes for whom.
+"""RoutingMap: which child votes for which parent.
 
 A map is block-sparse: its blocks are pairs of a child location and a parent location, and each block is dense
 over child types and parent types. Convolutions, class capsules and arbitrary graphs differ only in the tables.

@@ -1,4 +1,4 @@
-"""What all layers with votes share: the parameters that their routing asks for, and the call of the routing."""
+"""The base of all layers with votes: creates the parameters of the routing and calls it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tritoncaps.routing_map import RoutingMap
 
 
 class RoutedCaps(nn.Module):
-    """A layer of capsules whose poses come from votes. It knows the protocol of routings, not the algorithms."""
+    """A layer of capsules whose poses come from votes. It uses the protocol of routings, not their algorithms."""
 
     weight: nn.Parameter
 
@@ -30,7 +30,7 @@ class RoutedCaps(nn.Module):
         self.backend = backends.check_name(backend)
 
     def _create_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-        """Those that the routing asks for. A layer calls this last: no parameter takes the name of an option."""
+        """The routing names them. A layer calls this last: no parameter takes the name of an option."""
         new_parameters = self._new_parameters()
         for name, new in new_parameters.items():
             if hasattr(self, name):

@@ -84,7 +84,7 @@ def _first_call(device: torch.device, backend: str) -> Iterator[str]:
 
 
 def _checks(device: torch.device, backend: str, examples: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The properties that `tritoncaps.testing` asks of kernels, and the operations on stored votes."""
+    """The properties of `tritoncaps.testing`, and the operations on stored votes."""
     from tritoncaps import testing
 
     on_device = partial(_route_there, testing.route_on(backend), device)

@@ -1,6 +1,6 @@
 """CIFAR-10: the python batches, from the folder cifar-10-batches-py or straight from cifar-10-python.tar.gz.
 
-The batches are pickles. They are read by an unpickler that knows numpy arrays and nothing else, so that a file from
+The batches are pickles. They are read by an unpickler that accepts NumPy arrays only, so that a file from
 elsewhere cannot run code.
 """
 

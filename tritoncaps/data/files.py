@@ -68,7 +68,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What writers that were killed left behind."""
+    """Remove temporary files of writers that were killed."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
 

@@ -31,7 +31,7 @@ class ImageSet(Dataset):
         return self.images[index], self.labels[index]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A whole batch at once: what a DataLoader asks for."""
+        """A whole batch at once, for a DataLoader."""
         chosen = torch.as_tensor(indices)
         return self.images[chosen], self.labels[chosen]
 
@@ -54,7 +54,7 @@ class ImageSet(Dataset):
     def split_instances(self, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
         """All images of ``count`` objects of each class, chosen at random, and those of the others.
 
-        Images of the same object are alike, so only other objects show how well a network knows the class.
+        Images of the same object are alike, so only other objects show how well a network classifies.
         """
         if "instance" not in self.factors:
             raise ValueError("images must have the factor 'instance', but these have none")

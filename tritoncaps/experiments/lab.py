@@ -1,6 +1,6 @@
 """What every experiment works with: a folder, steps that are done once, trainings that are shared, and a report.
 
-An experiment is a function of a :class:`Lab`. It asks the lab for trained networks and for the results of steps, and
+An experiment is a function of a :class:`Lab`. It gets trained networks and the results of steps from the lab, and
 gives it rows of a table, figures and notes. All that is finished is kept, so an experiment that was interrupted goes on
 where it stopped, and one that is run again only draws.
 """
@@ -273,7 +273,7 @@ class Lab:
         self.figures.append({"file": f"{name}.png", "caption": caption})
 
     def note(self, sentence: str) -> None:
-        """What a reader must know to understand the figures."""
+        """A note that a reader needs to understand the figures."""
         self.notes.append(sentence)
 
     def report(self) -> Report:

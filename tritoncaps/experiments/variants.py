@@ -20,7 +20,7 @@ ENTRIES = 16  # of a pose
 
 @dataclass(frozen=True)
 class MixingProportions(MixtureRouting):
-    """A mixture of Gaussians as statistics knows it: the activation of a parent is its mixing proportion, the share
+    """The usual mixture of Gaussians: the activation of a parent is its mixing proportion, the share
     that it has of the data at its position, in place of a logistic function of what it costs to describe them."""
 
     variance_floor: float = 1e-4

@@ -1,6 +1,6 @@
 """The routings: what a layer's ``routing`` argument takes, and the classes to write your own.
 
-base.py      Routing: what a layer asks of a routing; MatrixRouting and VectorRouting are its two kinds
+base.py      Routing: the protocol between layers and routings; MatrixRouting and VectorRouting are its two kinds
 mixture.py   MixtureRouting: every routing that fits a Gaussian to a parent's votes; only `fit` is left to write
 em.py        EMRouting
 vb.py        VBRouting

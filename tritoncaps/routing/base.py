@@ -1,4 +1,4 @@
-"""What a layer asks of a routing."""
+"""The protocol between layers and routings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritoncaps.routing_map import RoutingMap
 
 
 class LayerSizes(NamedTuple):
-    """The layer that asks a routing for its parameters."""
+    """The sizes of a layer, from which a routing derives its parameters."""
 
     kind: str  # "conv", "class", "graph" or "full"
     weights: tuple[int, ...]  # the axes of its weight blocks: the kernel's size; () if one block serves all positions

@@ -25,7 +25,7 @@ class EMRouting(MixtureRouting):
     """EM routing of matrix capsules (Hinton, Sabour and Frosst 2018, with Gritzman's 2019 corrections).
 
     Args:
-        iterations: M-steps; an E-step stands between two of them.
+        iterations: number of M-steps, with an E-step between two of them.
         final_lambda: the limit of the inverse temperature lambda_t = final_lambda * (1 - lambda_decay^t).
             Default: 1 with ``mean_data``, 0.01 without.
         lambda_decay: how slowly lambda_t reaches it.

@@ -1,4 +1,4 @@
-"""Property tests for routings and kernels, for anybody who writes one.
+"""Property tests for routings and kernels, for your own routings and kernels.
 
 An EM routing is a function ``route(poses, activations, weight, beta_u, beta_a, routing_map, routing)`` with the
 shapes of :func:`tritoncaps.functional.em_routing`. This runs one through everything that this library asks of its own:

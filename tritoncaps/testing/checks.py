@@ -58,7 +58,7 @@ def equals_the_reference(route: Route, problem: Problem) -> None:
 
 def is_as_exact_as_plain_torch(route: Route, problem: Problem) -> None:
     """In float32, at most twice as wrong as the reference in float32; for up to two iterations, as the third
-    multiplies rounding errors of either by factors that have nothing to do with who made them."""
+    multiplies rounding errors of either by large factors, whichever code made them."""
     problem = problem.but(routing=replace(problem.routing, iterations=min(problem.routing.iterations, 2)))
     exact, plain = (
         gradients(problem, by_reference),
@@ -240,7 +240,7 @@ def knows_edges_not_convolutions(route: Route, problem: Problem) -> None:
         return
     pairs = [(int(c), p, s) for p, row in enumerate(original.children) for s, c in enumerate(row) if c >= 0]
     children, parents, slots = (list(x) for x in zip(*pairs, strict=True))
-    last = max(slots) + 1  # slots behind the last one that is used do not exist in the copy
+    last = max(slots) + 1  # slots after the last one that is used do not exist in the copy
     listed = RoutingMap.from_edges(
         children,
         parents,

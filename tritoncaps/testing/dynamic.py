@@ -118,7 +118,7 @@ def equals_the_reference(route: VectorRoute, problem: VectorProblem) -> None:
 
 def is_as_exact_as_plain_torch(route: VectorRoute, problem: VectorProblem) -> None:
     """In float32, at most twice as wrong as the reference in float32; for up to two iterations, as the third
-    multiplies rounding errors of either by factors that have nothing to do with who made them."""
+    multiplies rounding errors of either by large factors, whichever code made them."""
     problem = problem.but(routing=replace(problem.routing, iterations=min(problem.routing.iterations, 2)))
     exact = vector_gradients(problem, reference.dynamic_routing)
     plain = vector_gradients(problem, reference.dynamic_routing, torch.float32)

@@ -37,7 +37,7 @@ def conv_maps(draw: Callable, small: bool = False) -> RoutingMap:
 
 @st.composite
 def graph_maps(draw: Callable, small: bool = False) -> RoutingMap:
-    """Graphs with children that nobody sees, parents that see nobody, shared weights and offsets."""
+    """Graphs with children without parents, parents without children, shared weights and offsets."""
     num_children, num_parents = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     edge = st.tuples(st.integers(0, num_children - 1), st.integers(0, num_parents - 1))
     edges = draw(st.lists(edge, min_size=1, max_size=6 if small else 12))

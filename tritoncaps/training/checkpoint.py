@@ -26,7 +26,7 @@ def save_checkpoint(path: Path, config: Config, **state: Any) -> None:
     content = {"format": FORMAT, "config": asdict(config), **state}
     try:
         write_atomically(path, lambda file: torch.save(content, file))
-    except (OSError, RuntimeError) as error:  # torch hides an OSError behind one of its own
+    except (OSError, RuntimeError) as error:  # torch raises its own error instead of an OSError
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise

@@ -1,6 +1,6 @@
 """A run's folder belongs to one process at a time. The claim ends with the process, however that ends.
 
-Where the system has no file locks, a file with the owner's name stands for the lock. After a crash it stays; it counts
+Where the system has no file locks, a file with the owner's name replaces the lock. After a crash it stays; it counts
 no longer if its owner is known to have ended, otherwise the message says which file to delete.
 """
 
@@ -32,7 +32,7 @@ class FolderInUseError(ConfigError):
 
 
 class Claim:
-    """``folder``, made if it is not there. FolderInUseError says who has it."""
+    """``folder``, made if it is not there. FolderInUseError names the process that uses it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Claim:
         if self._file is None:
             (self.folder / OWNER).unlink(missing_ok=True)
         else:
-            (self.folder / LOCK).unlink(missing_ok=True)  # while it is locked, so that it is nobody else's
+            (self.folder / LOCK).unlink(missing_ok=True)  # while it is locked, so that no other process has it
             _locked.discard(self._file)
             os.close(self._file)
         self._remove_empty()
@@ -71,7 +71,7 @@ class Claim:
 
 
 def claim_new(path: Path) -> Claim:
-    """The folder ``path``, or the first of ``path``-2, ``path``-3, .. that nobody has made yet."""
+    """The folder ``path``, or the first of ``path``-2, ``path``-3, .. that does not exist yet."""
     number = 1
     while True:
         folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -116,7 +116,7 @@ def _is(file: int, path: Path) -> bool:
 
 
 def _create(path: Path) -> None:
-    """Without locks: whoever makes the file has the folder."""
+    """Without locks: the process that creates the file owns the folder."""
     while True:
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -14,7 +14,7 @@ METRICS = "metrics.jsonl"
 
 
 class Metrics:
-    """Rows of numbers by step. A run that goes on from ``step`` forgets the rows after it."""
+    """Rows of numbers by step. A run that goes on from ``step`` removes the rows after it."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
         self._path = path = folder / METRICS

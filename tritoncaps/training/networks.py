@@ -14,7 +14,7 @@ EM_NETWORKS = ("matrix-capsnet-small", "matrix-capsnet", "tiny-capsnet")
 
 
 class Task(NamedTuple):
-    """What a network is for: the data set's name, the images that it gets and the classes that it tells apart."""
+    """The task of a network: the data set's name, the size of the images and the number of classes."""
 
     data: str
     channels: int
@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
 class Network(NamedTuple):
     """``build`` takes a task, the routing iterations and a backend; networks of ``EM_NETWORKS`` take more options by
-    name. ``standardise``: it wants mean 0 and variance 1."""
+    name. ``standardise``: its images must have mean 0 and variance 1."""
 
     build: Callable[..., nn.Module]
     loss: str

@@ -1,7 +1,7 @@
 """Networks, data and losses of your own, given as functions.
 
 Each has a name, ``package.module:function``, under which it becomes an entry of NETWORKS or DATASETS. A run saves the
-name and not the code. A name is imported only if it stands on the command line, never because a run's folder has it.
+name and not the code. A name is imported only if it is given on the command line, never because a run contains it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def check_known(config: Config) -> None:
 
 
 def add_data(name: str, load: LoadData, folder: Path) -> None:
-    """Loads the test images, to know what they are like."""
+    """Loads the test images, to find their size and classes."""
     _check_signature("--data", name, load, "'train' or 'test'", "a folder")
     test, pipeline = _checked(name, "test", load("test", folder))
     loaded = {"test": test}

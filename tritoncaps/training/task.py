@@ -65,8 +65,8 @@ def _channels(config: Config, data: Data) -> Data:
 
 
 def pipeline_of(config: Config) -> Pipeline:
-    """How images become what the network of ``config`` gets: as its data set says, standardised as the network wants or
-    as ``config`` says. ``pipeline_of(config).test(images)[0]`` takes bytes [N, C, H, W]."""
+    """The preparation of images for the network of ``config``: that of its data set, standardised for the network or as
+    ``config`` says. ``pipeline_of(config).test(images)[0]`` takes bytes [N, C, H, W]."""
     pipeline = DATASETS[config.data].pipeline
     own = pipeline.standardise if NETWORKS[config.model].standardise else None
     chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
