@@ -4,7 +4,8 @@ python bench/mixture_routing.py                 32 to 32 types, 4 images, float3
 python bench/mixture_routing.py --types 8       8 to 8 types
 
 EMRouting runs on kernels that contain its fit. The second routing repeats it in torch, on the kernels of any fit; the
-third is variational Bayes. Times are the least of many rounds; processor time counts all threads.
+third is variational Bayes. A round measures all in turns. Times are the medians of many rounds, ratios the medians of
+each round's ratio; processor time counts all threads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -29,6 +31,7 @@ class OwnEM(MixtureRouting):
         return EMRouting(self.iterations).fit(moments, parameters, iteration)
 
 
+Times = dict[str, list[float]]
 ROUTINGS = {"EMRouting": EMRouting(3), "the same fit in torch": OwnEM(3), "VBRouting": VBRouting(3)}
 
 
@@ -36,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", type=int, default=32, help="capsule types of children and parents [%(default)s]")
     parser.add_argument("--images", type=int, default=4, help="[%(default)s]")
-    parser.add_argument("--rounds", type=int, default=20, help="[%(default)s]")
+    parser.add_argument("--rounds", type=int, default=40, help="[%(default)s]")
     args = parser.parse_args()
     shape = (args.images, args.types, 14, 14)
     capsules = Capsules(torch.randn(*shape, 4, 4).requires_grad_(), torch.rand(shape).requires_grad_())
@@ -47,7 +50,7 @@ def main() -> None:
         f"{'a training step with':24} {'wall ms':>9} {'ratio':>6} {'CPU ms':>9} {'ratio':>6} {'kept MiB an image':>18}"
     )
     for name, layer in layers.items():
-        times = [f"{t[name] * 1e3:9.1f} {t[name] / t['EMRouting']:6.2f}" for t in (wall, processor)]
+        times = [f"{median(t[name]) * 1e3:9.1f} {ratio(t[name], t['EMRouting']):6.2f}" for t in (wall, processor)]
         print(f"{name:24} {' '.join(times)} {kept(layer, capsules) / args.images / 2**20:18.2f}")
 
 
@@ -59,18 +62,23 @@ def step_of(layer: ConvCaps2d, capsules: Capsules) -> Callable[[], None]:
     return step
 
 
-def measure(steps: dict[str, Callable[[], None]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """The least wall and processor time of each, in turns; the first call, which may compile, does not count."""
+def measure(steps: dict[str, Callable[[], None]], rounds: int) -> tuple[Times, Times]:
+    """Wall and processor time of each in every round; the first call, which may compile, does not count."""
     for step in steps.values():
         step()
-    wall, processor = dict.fromkeys(steps, float("inf")), dict.fromkeys(steps, float("inf"))
+    wall: Times = {name: [] for name in steps}
+    processor: Times = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
             start, used = time.perf_counter(), time.process_time()
             step()
-            wall[name] = min(wall[name], time.perf_counter() - start)
-            processor[name] = min(processor[name], time.process_time() - used)
+            wall[name].append(time.perf_counter() - start)
+            processor[name].append(time.process_time() - used)
     return wall, processor
+
+
+def ratio(times: list[float], others: list[float]) -> float:
+    return median(x / y for x, y in zip(times, others, strict=True))
 
 
 def kept(layer: ConvCaps2d, capsules: Capsules) -> int:

@@ -202,8 +202,8 @@ def test_a_network_learns(run):
 def test_every_network_takes_a_step_on_the_data_it_is_for():
     tasks = {"cnn-mnist": "mnist", "cnn-multimnist": "multimnist", "capsnet": "svhn"}
     for name, entry in NETWORKS.items():
-        if name in ("cnn-mnist", "cnn-multimnist"):
-            continue  # millions of parameters; tests of the models build them
+        if name in ("cnn-mnist", "cnn-multimnist") or ":" in name:
+            continue  # millions of parameters, tests of the models build them; or another test's own network
         data = tasks.get(name, "smallnorb")
         config = Config(model=name, data=data)
         channels, height, width = DATASETS[data].shape
