@@ -77,7 +77,7 @@ def network_forward() -> Callable[[], object]:
 def new_layer() -> tuple[ConvCaps2d, Capsules]:
     """With 2 child types, 2 parent types and a kernel of 2x2."""
     capsules = Capsules(torch.randn(1, 2, 2, 2, 4, 4), torch.rand(1, 2, 2, 2))
-    return ConvCaps2d(2, 2, 2, device=DEVICE), capsules.to(DEVICE)
+    return ConvCaps2d(2, 2, 2, device=DEVICE), Capsules(*(x.to(DEVICE) for x in capsules))
 
 
 if __name__ == "__main__":
