@@ -18,7 +18,7 @@ from tritoncaps import (
 )
 from tritoncaps.testing import Problem, VectorProblem
 
-MAP = RoutingMap.conv((3, 2), 2, padding=1)
+MAP = RoutingMap.conv((3, 2), 2)
 EDGES = (2, MAP.num_parents, MAP.num_slots, 2, 3)
 PARENTS = (2, 3, *MAP.out_size)
 

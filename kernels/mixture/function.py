@@ -13,7 +13,7 @@ A fit is a function (support [N, P, C], mean [N, P, 16, C], variance [N, P, 16, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -136,7 +136,7 @@ def mixture_backward(
     def fit_again(t: int) -> Any:
         """The components of iteration t, and the function that pulls gradients back through its fit."""
         found = moments[3 * t : 3 * t + 3]
-        return torch.func.vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *found, *wide)[:2]
+        return _vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *found, *wide)
 
     (_, precision, log_weight, _), pull_back = fit_again(last)
     grads = (widen(grad_mean), torch.zeros_like(precision), torch.zeros_like(log_weight), widen(grad_logit))
@@ -165,6 +165,23 @@ def mixture_backward(
         *votes, components, list(log_sums[first:]), slopes, da, *options, needs_children, needs_weight, backend
     )
     return *found, *(x.to(p.dtype) for x, p in zip(grads_of_parameters, parameters, strict=True))
+
+
+def _vjp(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> Any:
+    """`torch.func.vjp`; outside of compilation and transforms by autograd, which takes three quarters of its time."""
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return torch.func.vjp(function, *inputs)[:2]
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        outputs = function(*leaves)
+
+    def pull_back(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        used = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if x.requires_grad]
+        return torch.autograd.grad(
+            [x for x, _ in used], leaves, [grad for _, grad in used], allow_unused=True, materialize_grads=True
+        )
+
+    return [x.detach() for x in outputs], pull_back
 
 
 def slopes_of(
