@@ -41,7 +41,7 @@ def test_the_version_is_told_where_people_look():
 
 def test_what_0_1_saved_loads():
     """A checkpoint of a run, and the configurations of all runs and recipes."""
-    run = ROOT / "docs" / "results" / "smallnorb-matrix-capsnet-small-long"
+    run = ROOT / "tests" / "saved_by_0_1"
     network, config = load_network(run)[:2]
     assert load_checkpoint(run)["step"] == 4307
     assert config.model == "matrix-capsnet-small"
