@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tritoncaps import Capsules, DynamicRouting, VectorCaps, VectorPrimaryCaps
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
-from tritoncaps.models.intermediate import through
+from tritoncaps.models.intermediate import CapsuleNetwork, through
 
 KERNEL = 9  # of both convolutions
 
 
-class CapsNet(nn.Module):
+class CapsNet(CapsuleNetwork):
     """The network of "Dynamic Routing Between Capsules" (Sabour, Frosst and Hinton 2017).
 
     A 9x9 convolution of ``channels``, primary capsules (9x9, stride 2) of ``primary_caps`` types with ``primary_dim``
@@ -134,16 +134,6 @@ class CapsNet(nn.Module):
         check_shape("images", images, ["N", self.in_channels, self.image_size, self.image_size])
         primary = self.primary(self.conv(images).relu())
         return through("primary", primary, {"class_caps": self.class_caps}, return_intermediate)
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
-
-        @overload
-        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
-
-        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None, count: int = 1) -> Tensor:
         """What the decoder draws of ``capsules``: see :class:`Decoder`.

@@ -1,12 +1,28 @@
-"""Capsules through the layers of a network, with what each layer gives if it is asked for."""
+"""Networks that return the capsules of their layers on request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, overload
 
-from torch import nn
+from torch import Tensor, nn
 
 from tritoncaps.capsules import Capsules
+
+
+class CapsuleNetwork(nn.Module):
+    """A network from images to class capsules, whose call is typed: with ``return_intermediate`` it returns the
+    capsules of all layers by name."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
+
+        @overload
+        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
+
+        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
 
 def through(

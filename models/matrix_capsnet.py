@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,11 @@ from tritoncaps import (
     PrimaryCaps,
 )
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
+from tritoncaps.models.intermediate import CapsuleNetwork
 from tritoncaps.models.pretrained import load_pretrained
 
 
-class MatrixCapsNet(nn.Module):
+class MatrixCapsNet(CapsuleNetwork):
     """The network of "Matrix Capsules with EM Routing" (Hinton, Sabour and Frosst 2018).
 
     A 5x5 convolution with stride 2, primary capsules, two layers of convolutional capsules (3x3, strides 2 and 1)
@@ -148,16 +149,6 @@ class MatrixCapsNet(nn.Module):
         found["conv_caps2"] = self.dropout(norm2(self.conv_caps2(found["conv_caps1"])))
         found["class_caps"] = class_norm(self.class_caps(found["conv_caps2"]))
         return found if return_intermediate else found["class_caps"]
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
-
-        @overload
-        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
-
-        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reset_parameters(self) -> None:
         """About half of the capsules of each layer are active at the start, on images of mean 0 and variance 1."""

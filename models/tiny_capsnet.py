@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tritoncaps import CapsuleDropout, CapsuleNorm, Capsules, ConvCaps2d, EMRouting, MatrixRouting, PrimaryCaps
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
+from tritoncaps.models.intermediate import CapsuleNetwork
 
 
-class TinyCapsNet(nn.Module):
+class TinyCapsNet(CapsuleNetwork):
     """The small network of variational Bayes routing (Ribeiro et al. 2020): one layer of routed capsules.
 
     A 5x5 convolution with stride 2, primary capsules by a 3x3 convolution with stride 2, and class capsules that route
@@ -92,16 +93,6 @@ class TinyCapsNet(nn.Module):
         poses, activations = self.class_caps(primary)
         classes = self.class_norm(Capsules(poses.flatten(2, 3).squeeze(2), activations.flatten(1)))
         return {"primary": primary, "class_caps": classes} if return_intermediate else classes
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, images: Tensor, return_intermediate: Literal[False] = False) -> Capsules: ...
-
-        @overload
-        def __call__(self, images: Tensor, return_intermediate: Literal[True]) -> dict[str, Capsules]: ...
-
-        def __call__(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]: ...
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")

@@ -1,12 +1,23 @@
 """torch.func: functional_call, grad, vmap over ensembles and samples, jacobians, second derivatives."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 from torch.utils._pytree import tree_leaves
 
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, VectorCaps, functional
+from tritoncaps import (
+    Capsules,
+    ClassCaps,
+    Components,
+    ConvCaps2d,
+    MixtureRouting,
+    RoutingMap,
+    VectorCaps,
+    functional,
+)
 
 DOUBLE = torch.float64
 
@@ -149,3 +160,23 @@ def test_tables_made_inside_a_transform_are_plain():
 
     inside = grad(route)(given[0])
     assert_same(grad(route)(given[0]), inside)
+
+
+@dataclass(frozen=True)
+class ShapedRouting(MixtureRouting):
+    """Its fit needs the shape of the parents, which is () for class capsules."""
+
+    out_size: tuple[int, ...] = ()
+
+    def fit(self, moments, parameters, iteration):
+        support, mean, variance, _ = moments
+        assert support.shape[2:] == self.out_size
+        return Components(mean, 1 / (1 + variance), support.log1p(), support - mean.square().sum((-1, -2)))
+
+
+def test_a_fit_sees_the_same_shapes_in_second_derivatives():
+    layer = ClassCaps(2, 3, routing=ShapedRouting(2), dtype=torch.float64)
+    poses = torch.randn(1, 2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    out = layer(Capsules(poses, torch.rand(1, 2, 2, dtype=torch.float64))).poses.square().sum()
+    (first,) = torch.autograd.grad(out, poses, create_graph=True)
+    assert torch.autograd.grad(first.square().sum(), poses)[0].isfinite().all()

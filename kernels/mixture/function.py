@@ -4,8 +4,8 @@
         support, mean, variance = moments of the votes, with assignments from the components before
         components, logit = fit(support, mean, variance, parameters, t)
 
-The backward pass keeps moments and log_sums only. It calls `fit` again, differentiates it with `torch.func.vjp`, and
-leaves everything per vote to the passes. docs/backward.md derives the formulas.
+The backward pass keeps moments and log_sums only. It calls `fit` again, differentiates it, and leaves
+everything per vote to the passes. docs/backward.md derives the formulas.
 
 A fit is a function (support [N, P, C], mean [N, P, 16, C], variance [N, P, 16, C], parameters, t) ->
 (mean, precision [N, P, 16, C], log_weight, logit [N, P, C]) of plain torch operations.

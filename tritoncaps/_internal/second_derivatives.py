@@ -122,4 +122,5 @@ def _(given: Given) -> tuple[Tensor, ...]:
 def _routing_map(tables: Sequence[Tensor], out_size: tuple[int, ...] | None = None) -> RoutingMap:
     """Over flat locations, unless parents have a shape."""
     children, weight_of, offset, start, *_ = tables
-    return RoutingMap.from_tables(children, weight_of, offset, (len(start) - 1,), out_size or (len(children),))
+    out_size = (len(children),) if out_size is None else out_size  # class capsules have the shape ()
+    return RoutingMap.from_tables(children, weight_of, offset, (len(start) - 1,), out_size)

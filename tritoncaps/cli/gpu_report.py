@@ -28,22 +28,31 @@ ROUNDS = 20  # of which the least time counts
 LAST_LINES = 12  # of a traceback
 
 
-def write_report(path: Path, device: torch.device, backend: str, versions: dict[str, str | None], **sizes: int) -> bool:
-    """Write the report. Did every check pass?"""
+def write_report(
+    path: Path,
+    device: torch.device,
+    backend: str,
+    versions: dict[str, str | None],
+    *,
+    examples: int = 25,
+    images: int = 64,
+    types: int = 32,
+) -> bool:
+    """Write the report: ``examples`` problems a check, layers of ``types`` for the times. Return whether all passed."""
     lines = [f"tritoncaps {tritoncaps.__version__} on {device}, backend {backend}", *_machine(device, versions), ""]
     lines += ["first call", *_guarded(partial(_first_call, device, backend)), ""]
-    found = list(waiting("checking", _checked(device, backend, sizes.get("examples", 25)), _count()))
+    checks = list(_checks(device, backend, examples))
+    found = [(name, _failure(check)) for name, check in waiting("checking", checks, len(checks))]
     failed = [name for name, text in found if text]
     lines += [f"checks against the reference in float64: {len(found) - len(failed)} of {len(found)} passed"]
     lines += [f"  {'FAILED' if text else 'passed'}  {name}" for name, text in found] + [""]
     for name, text in found:
         lines += [f"--- {name}", text, ""] if text else []
-    lines += [
-        f"times: the least of {ROUNDS} rounds, TF32 off",
-        "  what                                    forward ms    step ms",
-    ]
-    for case in waiting("measuring", _timed(device, backend, sizes.get("images", 64), sizes.get("types", 32)), 6):
-        lines += case
+    lines += [f"times: the least of {ROUNDS} rounds, TF32 off", f"  {'what':40} forward ms    step ms"]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    cases = _cases(backend, images, types)
+    for name, (module, given) in waiting("measuring", cases.items(), len(cases)):
+        lines += _guarded(partial(_time, f"{name}, {images} images", module, given, device))
     write_atomically(path, lambda file: file.write(("\n".join(lines) + "\n").encode()))
     return not failed
 
@@ -102,25 +111,19 @@ def _checks(device: torch.device, backend: str, examples: int) -> Iterator[tuple
         yield f"stored votes {name}", partial(_compare_stored, name, device, backend)
 
 
-def _count() -> int:
-    return sum(1 for _ in _checks(torch.device("cpu"), "reference", 1))
-
-
-def _checked(device: torch.device, backend: str, examples: int) -> Iterator[tuple[str, str]]:
-    """The name of each check, and the error if it failed."""
-    for name, check in _checks(device, backend, examples):
-        try:
-            check()
-            yield name, ""
-        except Exception:
-            yield name, _error()
+def _failure(check: Callable[[], None]) -> str:
+    """The error of a check, or an empty string."""
+    try:
+        check()
+    except Exception:
+        return _error()
+    return ""
 
 
 def _route_there(route: Callable[..., Any], device: torch.device, *tensors: Tensor, **options: Any) -> Any:
     """A route on the device, from CPU tensors to CPU tensors."""
     options = {name: _moved(x, device) if isinstance(x, Tensor) else x for name, x in options.items()}
-    found = route(*(_moved(x, device) for x in tensors), **options)
-    return found.cpu() if isinstance(found, Tensor) else Capsules(*(x.cpu() for x in found))
+    return route(*(_moved(x, device) for x in tensors), **options).to("cpu")
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
@@ -172,14 +175,13 @@ def _stored(name: str, device: torch.device, backend: str) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(total, inputs, materialize_grads=True)]
 
 
-def _timed(device: torch.device, backend: str, images: int, types: int) -> Iterator[list[str]]:
-    """A line for each case, or its error."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+def _cases(backend: str, images: int, types: int) -> dict[str, tuple[nn.Module, Any]]:
+    """Modules to time, and their inputs."""
     wide = (images, types, 14, 14)
     capsules = Capsules(torch.randn(*wide, 4, 4), torch.rand(wide))
     vectors = torch.randn(images, 36 * types, 8)
     features, pictures = torch.randn(images, 17 * types, 14, 14), torch.randn(images, 2, 32, 32)
-    cases: dict[str, tuple[nn.Module, Any]] = {
+    return {
         f"ConvCaps2d {types} to {types}, EM": (ConvCaps2d(types, types, 3, stride=2, backend=backend), capsules),
         f"ConvCaps2d {types} to {types}, VB": (
             ConvCaps2d(types, types, 3, stride=2, routing=VBRouting(), backend=backend),
@@ -190,13 +192,10 @@ def _timed(device: torch.device, backend: str, images: int, types: int) -> Itera
         f"nn.Conv2d of {17 * types} channels": (nn.Conv2d(17 * types, 17 * types, 3, stride=2), features),
         "MatrixCapsNet.small": (MatrixCapsNet.small(2, 5, backend=backend), pictures),
     }
-    for name, (module, given) in cases.items():
-        yield _guarded(partial(_time, f"{name}, {images} images", module, given, device))
 
 
 def _time(name: str, module: nn.Module, given: Any, device: torch.device) -> Iterator[str]:
-    module = module.to(device)
-    inputs = Capsules(*(x.to(device) for x in given)) if isinstance(given, Capsules) else given.to(device)
+    module, inputs = module.to(device), given.to(device)
 
     def forward() -> None:
         with torch.no_grad():

@@ -33,7 +33,7 @@ from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan, num_threads
 from tritoncaps.kernels.common.cpu.workspace import scratch
-from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.common.tables import Tables, orders_of
 from tritoncaps.kernels.dynamic.cpu.squash import product_of, square_of, squash_factor, squash_slope
 from tritoncaps.kernels.dynamic.cpu.votes import (
     FOUR,
@@ -189,11 +189,11 @@ _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _of_map(tables: Tables) -> dict[str, Any]:
     """The fields of `VectorEdges` that a map gives, made once for each map."""
     if tables.children not in _maps:
-        slots = tables.children.shape[1]
+        pairs = orders_of(tables)
         _maps[tables.children] = {
             "start": array(tables.parents_start),
-            "parent_of": array(tables.parents_pair // slots),
-            "weight_of": array(tables.weight_of[tables.parents_pair % slots]),
+            "parent_of": array(pairs.parent),
+            "weight_of": array(tables.weight_of[pairs.slot]),
             "degree": int(tables.parents_start.diff().max()),
         }
     return _maps[tables.children]
