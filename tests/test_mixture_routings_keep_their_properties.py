@@ -35,9 +35,9 @@ ROUTINGS = {
     "FarRouting": st.builds(FarRouting, iterations=st.integers(1, 4), **testing.mixture_options()),
 }
 INTERPRETED = Problem(
-    RoutingMap.from_edges([0, 1, 1, 3], [0, 0, 1, 1], 4, 2, weight_of=[0, 1], offset=[[0.5, 1.0], [0.0, -1.0]]),
+    RoutingMap.from_edges([0, 1, 1], [0, 0, 1], 3, 2, weight_of=[0, 1], offset=[[0.5, 1.0], [0.0, -1.0]]),
     images=2,
-    in_caps=3,
+    in_caps=2,
     out_caps=5,
 )
 

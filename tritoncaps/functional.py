@@ -8,7 +8,7 @@ and assignments, are [N, P, S, B, C, ...].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, overload
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from tritoncaps import reference
 from tritoncaps._internal import second_derivatives  # noqa: F401, registers them
 from tritoncaps._internal.checks import (
+    Form,
     check_activations,
     check_alike,
     check_competition,
@@ -29,6 +30,8 @@ from tritoncaps._internal.checks import (
     check_routing,
     check_shape,
     check_tensor,
+    form,
+    once,
     under_autocast,
 )
 from tritoncaps._internal.fits import Fit
@@ -277,15 +280,10 @@ def _routed(
             of_routing = {name: x.float() for name, x in parameters.items()}
             tensors = poses.float(), activations.float(), weight.float()
             return _routed(*tensors, of_routing, routing_map, routing, backend, fused, logits)
-    check_alike(**given)
-    check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
-    images, in_caps = poses.shape[:2]
-    check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
+    _check_forms(routing_map, type(routing), routing.parameter_names, tuple(given), *map(form, given.values()))
     check_activations(activations)
-    check_shape("weight", weight, [routing_map.num_weights, in_caps, "C", 4, 4])
-    check_parameters(parameters, routing, weight.shape[2])
     chosen = backends.choose(backend, poses.device)
-    tensors = (poses, activations, weight)
+    tensors, (images, in_caps) = (poses, activations, weight), poses.shape[:2]
     if chosen == "reference":
         route = reference.mixture_logits if logits else reference.mixture_routing
         return route(*tensors, parameters, routing_map, routing)
@@ -298,14 +296,34 @@ def _routed(
     return fused(*flat, parameters, routing_map, routing, chosen)
 
 
-def check_parameters(parameters: Mapping[str, Tensor], routing: MixtureRouting, out_caps: int) -> None:
-    """A routing that names its parameters gets these, [C] each unless it makes them in a way of its own."""
-    for name in routing.parameter_names:
-        if name not in parameters:
-            given = ", ".join(parameters) or "none"
-            raise ValueError(f"parameters must hold {name!r} for {type(routing).__name__}, but they hold {given}")
-        if type(routing).new_parameters in (MatrixRouting.new_parameters, EMRouting.new_parameters):
-            check_shape(name, parameters[name], [out_caps])
+@once
+def _check_forms(
+    routing_map: RoutingMap,
+    routing: type[MixtureRouting],
+    needed: tuple[str, ...],
+    names: tuple[str, ...],
+    *forms: Form,
+) -> None:
+    """``names`` and ``forms`` of poses, activations, weight and parameters, of which the routing needs some."""
+    given = dict(zip(names, forms, strict=True))
+    check_alike(**given)
+    poses, activations, weight = forms[:3]
+    check_shape("poses", poses, ["N", "B", *routing_map.in_size, 4, 4])
+    images, in_caps = poses.shape[:2]
+    check_shape("activations", activations, [images, in_caps, *routing_map.in_size])
+    check_shape("weight", weight, [routing_map.num_weights, in_caps, "C", 4, 4])
+    check_names(routing, needed, names[3:])
+    if routing.new_parameters in (MatrixRouting.new_parameters, EMRouting.new_parameters):
+        for name in needed:
+            check_shape(name, given[name], [weight.shape[2]])
+
+
+def check_names(routing: type[MixtureRouting], needed: Iterable[str], parameters: Iterable[str]) -> None:
+    """A routing that names its parameters gets these."""
+    missing = [name for name in needed if name not in parameters]
+    if missing:
+        given = ", ".join(parameters) or "none"
+        raise ValueError(f"parameters must hold {missing[0]!r} for {routing.__name__}, but they hold {given}")
 
 
 def _fused_em_routing(

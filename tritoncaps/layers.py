@@ -18,7 +18,7 @@ from tritoncaps._internal.checks import (
     check_tensor,
     refuse_script,
 )
-from tritoncaps._internal.routed import RoutedCaps, check_matrix_capsules, conv_options
+from tritoncaps._internal.routed import RoutedCaps, check_matrix_capsules, conv_map, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing import EMRouting, LayerSizes, MatrixRouting, MixtureRouting
 from tritoncaps.routing_map import RoutingMap, padding_per_axis, per_axis
@@ -243,7 +243,7 @@ class _ConvCaps(_MatrixRoutedCaps):
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
         """Which child feeds which parent at this input size."""
-        return RoutingMap.conv(size, self.kernel_size, self.stride, self.padding, self.dilation)
+        return conv_map(self, size)
 
     def extra_repr(self) -> str:
         return f"{self.in_caps}, {self.out_caps}, {conv_options(self)}, {self._options()}"

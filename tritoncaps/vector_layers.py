@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tritoncaps import functional
 from tritoncaps._internal.checks import check_like_layer, check_positive, check_shape, check_tensor, refuse_script
-from tritoncaps._internal.routed import RoutedCaps, conv_options
+from tritoncaps._internal.routed import RoutedCaps, conv_map, conv_options
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
 from tritoncaps.routing import DynamicRouting, LayerSizes, VectorRouting
@@ -292,7 +292,7 @@ class ConvVectorCaps2d(_VectorRoutedCaps):
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
         """Who votes for whom at this input size."""
-        return RoutingMap.conv(size, self.kernel_size, self.stride, self.padding, self.dilation)
+        return conv_map(self, size)
 
     def extra_repr(self) -> str:
         text = f"{self.in_caps}, {self.in_dim}, {self.out_caps}, {self.out_dim}"

@@ -16,7 +16,7 @@ from tritoncaps.kernels.common.backends import kernels
 from tritoncaps.kernels.common.numerics import wide_dtype
 from tritoncaps.kernels.common.operators import Given
 from tritoncaps.kernels.common.tables import Tables
-from tritoncaps.kernels.mixture.iteration import EMPasses, History
+from tritoncaps.kernels.mixture.iteration import EMPasses, Fit, History
 
 
 class VoteSource(NamedTuple):
@@ -104,6 +104,28 @@ class MixtureBackend(Protocol):
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
         """These, with memory for slopes and da."""
+        ...
+
+    def kept_forward(
+        self, source: VoteSource, fits: Sequence[Fit], save: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Poses, activations, statistics and log_sums (as `empty_saved`, with T = 0 unless ``save``) of a call whose
+        plan is kept; None if no plan is kept for such a call."""
+        ...
+
+    def kept_backward(
+        self,
+        source: VoteSource,
+        fits: Sequence[Fit],
+        statistics: Tensor,
+        log_sums: Tensor,
+        gradient: str,
+        grad_poses: Tensor,
+        grad_activations: Tensor,
+        needs_children: bool,
+        needs_weight: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor] | None:
+        """The gradients, see `iteration.backward`; likewise."""
         ...
 
     def em_passes(self, source: VoteSource) -> EMPasses:

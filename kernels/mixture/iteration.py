@@ -103,11 +103,15 @@ def backward(
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor]:
     """Gradients of poses, activations, weight (None where not needed), beta_u and beta_a."""
-    last = len(fits) - 1
-    since = 0 if gradient == "all" else last  # the first iteration that gradients reach; its assignments are constants
+    last, since = len(fits) - 1, first_iteration(len(fits), gradient)
     passes.output_slopes(fits[last], history, grad_poses, grad_activations)
     for t in range(last, since, -1):
         passes.slopes_before(fits[t - 1], history, t)
     grads = passes.child_and_weight_gradient(history, since, needs_children, needs_weight)
     passes.finish()
     return *grads, *passes.beta_gradients(history, since)
+
+
+def first_iteration(iterations: int, gradient: str) -> int:
+    """The first iteration that gradients reach; its assignments are constants."""
+    return 0 if gradient == "all" else iterations - 1

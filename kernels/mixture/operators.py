@@ -41,10 +41,13 @@ def em_routing_forward(
     """
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
-    saved = kernels.empty_saved(source, len(lambdas))
-    found = em_routing.forward(kernels.em_passes(source), fits, *map(kernels.by_iteration, saved))
-    statistics, log_sums = saved if save else kernels.empty_saved(source, 0)
-    return found[0].to(poses.dtype), found[1].to(poses.dtype), statistics, log_sums
+    found = kernels.kept_forward(source, fits, save)
+    if found is None:
+        saved = kernels.empty_saved(source, len(lambdas))
+        parents = em_routing.forward(kernels.em_passes(source), fits, *map(kernels.by_iteration, saved))
+        found = *parents, *(saved if save else kernels.empty_saved(source, 0))
+    out_poses, out_activations, statistics, log_sums = found
+    return out_poses.to(poses.dtype), out_activations.to(poses.dtype), statistics, log_sums
 
 
 @fake(em_routing_forward)
@@ -78,16 +81,13 @@ def em_routing_backward(
     """Gradients of poses, activations, weight, beta_u, beta_a, as the forward operator takes them; those that are
     not needed come back empty, of size 0."""
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
-    grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
-        kernels.em_passes(source),
-        _fits(beta_u, beta_a, lambdas, variance_floor, mean_data),
-        kernels.empty_history(source, statistics, log_sums),
-        gradient,
-        widen(grad_poses),
-        widen(grad_activations),
-        needs_children,
-        needs_weight,
-    )
+    fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
+    given = gradient, widen(grad_poses), widen(grad_activations), needs_children, needs_weight
+    found = kernels.kept_backward(source, fits, statistics, log_sums, *given)
+    if found is None:
+        history = kernels.empty_history(source, statistics, log_sums)
+        found = em_routing.backward(kernels.em_passes(source), fits, history, *given)
+    grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = found
     if grad_child_activations is not None:
         grad_child_activations.masked_fill_(activations < 0, 0)
     none = poses.new_empty(0)
@@ -157,4 +157,5 @@ def _fits(
     beta_u: Tensor, beta_a: Tensor, lambdas: Sequence[float], variance_floor: float, mean_data: float
 ) -> list[em_routing.Fit]:
     """An M-step for each iteration."""
-    return [em_routing.Fit(widen(beta_u), widen(beta_a), x, variance_floor, mean_data) for x in lambdas]
+    beta_u, beta_a = widen(beta_u), widen(beta_a)
+    return [em_routing.Fit(beta_u, beta_a, x, variance_floor, mean_data) for x in lambdas]

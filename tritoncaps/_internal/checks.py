@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
-from torch._guards import detect_fake_mode
 from torch.autograd import forward_ad
 
 from tritoncaps.routing_map import RoutingMap
+
+
+class Form(NamedTuple):
+    """What most checks read of a tensor. Unlike the tensor it can be compared and hashed."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def form(x: Tensor) -> Form:
+    return Form(x.shape, x.dtype, x.device)
+
+
+def once(check: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a check whose arguments can be hashed: what has passed before passes without another look, because the
+    sentences of a small layer's checks take longer than its kernels."""
+    passed = lru_cache(maxsize=4096)(check)
+
+    @wraps(check)
+    def call(*arguments: Any) -> None:
+        (check if traced() else passed)(*arguments)  # symbolic sizes have no hash
+
+    return call
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -20,12 +45,12 @@ def check_tensor(name: str, value: object) -> None:
         raise TypeError(f"{name} must have a floating-point dtype, but it is {value.dtype}")
 
 
-def under_autocast(x: Tensor) -> bool:
+def under_autocast(x: Tensor | Form) -> bool:
     kind = x.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-def check_shape(name: str, value: Tensor, expected: Sequence[int | str]) -> None:
+def check_shape(name: str, value: Tensor | Form, expected: Sequence[int | str]) -> None:
     """``expected`` holds numbers, which must agree, and letters, which stand for any size."""
     shape = value.shape
     agrees = len(shape) == len(expected)
@@ -37,7 +62,7 @@ def check_shape(name: str, value: Tensor, expected: Sequence[int | str]) -> None
         raise ValueError(f"{name} must have shape [{listed}], but it has {list(shape)}")
 
 
-def check_alike(**tensors: Tensor) -> None:
+def check_alike(**tensors: Tensor | Form) -> None:
     """All on the device and of the dtype of the first."""
     (first, model), *others = tensors.items()
     for name, value in others:
@@ -47,7 +72,7 @@ def check_alike(**tensors: Tensor) -> None:
             raise TypeError(f"{name} must have the dtype of {first}, {model.dtype}, but it has {value.dtype}")
 
 
-def check_like_layer(name: str, value: Tensor, weight: Tensor) -> None:
+def check_like_layer(name: str, value: Tensor | Form, weight: Tensor | Form) -> None:
     """On the layer's device and, unless autocast takes care of it, of its dtype."""
     if value.device != weight.device:
         raise ValueError(f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}")
@@ -95,7 +120,7 @@ def check_number(name: str, value: object, least: float) -> None:
 def check_activations(activations: Tensor) -> None:
     """None is clearly negative, as logits would be. Where numbers cannot be read without waiting, or at all, negative
     ones count as zero."""
-    if not _traced() and activations.device.type == "cpu" and activations.numel():
+    if not traced() and activations.device.type == "cpu" and activations.numel():
         least = activations.detach().amin().item()
         if least < -1e-6:
             raise ValueError(f"activations must be at least 0, as those of a sigmoid are, but one is {least:g}")
@@ -118,16 +143,16 @@ def check_labels(labels: object, activations: Tensor) -> None:
         raise ValueError(
             f"labels must have shape [{images}] or [{images}, {classes}], but they have {list(labels.shape)}"
         )
-    if labels.ndim == 1 and labels.device.type == "cpu" and not _traced():
+    if labels.ndim == 1 and labels.device.type == "cpu" and not traced():
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise ValueError(f"labels must be at least 0 and below {classes}, but one is {outside[0].item()}")
 
 
-def _traced() -> bool:
+def traced() -> bool:
     """Are numbers unknown, because torch compiles or transforms what is called?"""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export()
-    return traced or get_interpreter_stack() is not None or detect_fake_mode() is not None
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or get_interpreter_stack() is not None
+    return traced or torch._C._len_torch_dispatch_stack() > 0  # of modes, such as that of fake tensors
 
 
 def refuse_script(module: object) -> object:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tritoncaps._internal.checks import check_like_layer, check_shape, check_tensor, refuse_script
+from tritoncaps._internal.checks import (
+    Form,
+    check_like_layer,
+    check_shape,
+    check_tensor,
+    form,
+    once,
+    refuse_script,
+    traced,
+    under_autocast,
+)
 from tritoncaps.capsules import Capsules
 from tritoncaps.kernels.common import backends
 from tritoncaps.routing import LayerSizes, NewParameter, Routing
@@ -68,11 +79,9 @@ class RoutedCaps(nn.Module):
             raise TypeError(
                 f"{name} must return Capsules(poses, activations), but it returned a {type(parents).__name__}"
             )
-        shape = [images, self.out_caps, *routing_map.out_size]
-        expected = {"poses": [*shape, *self._sizes.out_pose], "activations": shape}
-        for (what, wanted), value in zip(expected.items(), parents, strict=True):
+        for what, value in zip(("poses", "activations"), parents, strict=True):
             check_tensor(f"what {name} returns as {what}", value)
-            check_shape(f"what {name} returns as {what}", value, wanted)
+        _check_forms_of_parents(name, (images, self.out_caps, *routing_map.out_size), self._sizes, *map(form, parents))
 
     def _check_poses(self, poses: Tensor) -> None:
         check_tensor("poses", poses)
@@ -124,6 +133,15 @@ def conv_options(layer: Any) -> str:
     return text + (f", dilation={layer.dilation}" if max(layer.dilation) > 1 else "")
 
 
+def conv_map(layer: Any, size: Sequence[int]) -> RoutingMap:
+    """The map of a convolutional layer at this input size."""
+    new = RoutingMap.conv if traced() else _kept_conv_map
+    return new(tuple(size), layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+
+
+_kept_conv_map = lru_cache(maxsize=1024)(RoutingMap.conv)
+
+
 def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence[str | int] | None = None) -> None:
     """``space`` names the spatial axes, or says their sizes; without it there may be any."""
     if not isinstance(capsules, tuple) or len(capsules) != 2:
@@ -132,16 +150,41 @@ def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence
     poses, activations = capsules
     check_tensor("poses", poses)
     check_tensor("activations", activations)
-    if poses.ndim >= 2 and poses.shape[1] != layer.in_caps:
+    space = space and tuple(space)
+    name, autocast = type(layer).__name__, under_autocast(poses)
+    _check_forms(name, layer.in_caps, space, autocast, *map(form, (poses, activations, layer.weight)))
+
+
+@once
+def _check_forms(
+    layer: str,
+    in_caps: int,
+    space: tuple[str | int, ...] | None,
+    autocast: bool,
+    poses: Form,
+    activations: Form,
+    weight: Form,
+) -> None:
+    """``space`` as in `check_matrix_capsules`; ``autocast`` decides whether dtypes matter."""
+    if len(poses.shape) >= 2 and poses.shape[1] != in_caps:
         raise ValueError(
-            f"poses must have {layer.in_caps} capsule types, the in_caps of this {type(layer).__name__}, "
+            f"poses must have {in_caps} capsule types, the in_caps of this {layer}, "
             f"but they have {poses.shape[1]} (shape {list(poses.shape)})"
         )
     if space is None:
-        space = [f"space{axis}" for axis in range(max(activations.ndim - 2, 0))]
-    check_shape("poses", poses, ["N", layer.in_caps, *space, 4, 4])
+        space = tuple(f"space{axis}" for axis in range(max(len(activations.shape) - 2, 0)))
+    check_shape("poses", poses, ["N", in_caps, *space, 4, 4])
     check_shape("activations", activations, poses.shape[:-2])
     if 0 in poses.shape[2:-2]:
         raise ValueError(f"poses must have at least one position, but their shape is {list(poses.shape)}")
-    check_like_layer("poses", poses, layer.weight)
-    check_like_layer("activations", activations, layer.weight)
+    check_like_layer("poses", poses, weight)
+    check_like_layer("activations", activations, weight)
+
+
+@once
+def _check_forms_of_parents(
+    name: str, shape: tuple[int, ...], sizes: LayerSizes, poses: Form, activations: Form
+) -> None:
+    """``shape``: images, types and positions that the parents must have."""
+    check_shape(f"what {name} returns as poses", poses, [*shape, *sizes.out_pose])
+    check_shape(f"what {name} returns as activations", activations, shape)

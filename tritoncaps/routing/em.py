@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing.base import LayerSizes, NewParameter, check_range
-from tritoncaps.routing.mixture import Components, MixtureRouting, Moments, of_types
+from tritoncaps.routing.mixture import Components, MixtureRouting, Moments, of_types, sum_of_entries
 from tritoncaps.routing_map import RoutingMap
 
 # Start of beta_u by the kind of a layer: about half of the capsules are active, on poses of scale one.
@@ -79,7 +79,7 @@ class EMRouting(MixtureRouting):
         support, mean, variance, data_per_parent = moments
         beta_u, beta_a = (of_types(parameters[name], support) for name in self.parameter_names)
         variance = variance.clamp(min=self.variance_floor)
-        log_variance = variance.log().sum((-1, -2))
+        log_variance = sum_of_entries(variance.log())
         cost = (16 * beta_u + 0.5 * log_variance) * support / (data_per_parent if self.mean_data else 1.0)
         logit = self.lambdas[iteration] * (beta_a - cost)
         log_weight = F.logsigmoid(logit) - 0.5 * (log_variance + 16 * math.log(2 * math.pi))
@@ -95,6 +95,6 @@ class EMRouting(MixtureRouting):
     ) -> Capsules:
         from tritoncaps import functional
 
-        functional.check_parameters(parameters, self, weight.shape[2])
-        beta_u, beta_a = (parameters[name] for name in ("beta_u", "beta_a"))
+        functional.check_names(type(self), ("beta_u", "beta_a"), parameters)
+        beta_u, beta_a = parameters["beta_u"], parameters["beta_a"]
         return functional.em_routing(*capsules, weight, beta_u, beta_a, routing_map, self, backend)

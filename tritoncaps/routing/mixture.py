@@ -122,3 +122,12 @@ class MixtureRouting(MatrixRouting):
 def of_types(parameter: Tensor, like: Tensor) -> Tensor:
     """A parameter [C] in the shape that goes with ``like`` [N, C, *out_size]."""
     return parameter.reshape(-1, *[1] * (like.ndim - 2))
+
+
+def sum_of_entries(x: Tensor) -> Tensor:
+    """``x.sum((-1, -2))`` of [N, C, *out_size, 4, 4], in the memory layout of moments, where types are consecutive.
+
+    The plain sum returns the same numbers in another layout. An operation on tensors of two layouts takes several times
+    as long as one on a single layout, so this function makes a `fit` faster.
+    """
+    return x.movedim(1, -1).sum((-3, -2)).movedim(-1, 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.routing.base import check_range
-from tritoncaps.routing.mixture import Components, MixtureRouting, Moments, of_types
+from tritoncaps.routing.mixture import Components, MixtureRouting, Moments, of_types, sum_of_entries
 
 ENTRIES = 16  # of a pose
 
@@ -72,9 +72,11 @@ class VBRouting(MixtureRouting):
         support, mean, variance, _ = moments
         matrix = support[..., None, None]
         alpha, kappa, nu = self.alpha0 + support, self.kappa0 + matrix, self.nu0 + support
-        apart = mean - self.mean0
-        posterior_mean = self.mean0 + matrix / kappa * apart
-        inverse_scale = self.psi0 + matrix * variance + self.kappa0 * matrix / kappa * apart**2
+        apart = mean - self.mean0 if self.mean0 else mean
+        moved = matrix / kappa * apart
+        posterior_mean = self.mean0 + moved if self.mean0 else moved
+        # psi0 + S variance + kappa0 S / kappa (mean - mean0)^2, in as few operations on matrices as possible
+        inverse_scale = torch.addcmul(matrix * variance + self.psi0, moved, apart, value=self.kappa0)
         log_det = expected_log_det(nu, inverse_scale)
         log_share = torch.digamma(alpha) - torch.digamma(alpha.sum(1, keepdim=True))
         constant = 0.5 * ENTRIES * math.log(2 * math.pi)
@@ -89,9 +91,9 @@ def expected_log_det(nu: Tensor, inverse_scale: Tensor) -> Tensor:
 
     Two neighbours make one, digamma(x / 2) + digamma((x - 1) / 2) = 2 digamma(x - 1) - 2 ln 2: the 16 ln 2 cancel.
     """
-    least = nu - (ENTRIES - 1)
-    steps = torch.arange(ENTRIES - 2, device=nu.device, dtype=nu.dtype)  # 0, ..., 13
+    least = (nu - (ENTRIES - 1)).movedim(1, -1)  # types last, as in memory
+    steps = torch.arange(ENTRIES - 2, device=nu.device, dtype=nu.dtype).reshape(-1, *[1] * nu.ndim)  # 0, ..., 13
     # digamma(least + 2 j) = digamma(least) + 1 / least + ... + 1 / (least + 2 j - 1), summed over j = 0, ..., 7
     counts = ENTRIES // 2 - torch.div(steps + 2, 2, rounding_mode="floor")
-    digammas = ENTRIES // 2 * torch.digamma(least) + (counts / (least[..., None] + steps)).sum(-1)
-    return 2 * digammas - inverse_scale.log().sum((-1, -2))
+    digammas = ENTRIES // 2 * torch.digamma(least) + (counts / (least + steps)).sum(0)
+    return 2 * digammas.movedim(-1, 1) - sum_of_entries(inverse_scale.log())

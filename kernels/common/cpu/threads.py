@@ -30,7 +30,8 @@ _lock = threading.Lock()
 
 class Plan:
     """Kernels that are called one after the other. To wake other threads takes as long as a short kernel, so they are
-    woken once for all; or not at all, if the calling thread is done ``alone`` before another one would start."""
+    woken once for all; or not at all, if the calling thread is done ``alone`` before another one would start. Such a
+    plan can run again."""
 
     def __init__(self, alone: bool = False) -> None:
         self.calls: Calls = []
@@ -45,12 +46,13 @@ class Plan:
             self.calls.append((kernel, call))
 
     def run(self) -> None:
-        """Call all kernels, in up to ``torch.get_num_threads()`` threads, and empty the plan."""
-        calls, self.calls = self.calls, []
+        """Call all kernels, in up to ``torch.get_num_threads()`` threads, and empty the plan unless it is ``alone``."""
         if self.alone:  # so soon that signals can wait, too
-            for kernel, arguments in calls:
+            for kernel, arguments in self.calls:
+                arguments[0].fill(0)  # no task is taken yet
                 kernel(*arguments)
             return
+        calls, self.calls = self.calls, []
         while calls:  # a second time only after a signal whose handler did not raise
             calls = _run(calls)
 

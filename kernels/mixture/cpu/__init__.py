@@ -1,6 +1,8 @@
 """The CPU backend of mixture routings, compiled by Numba with explicit SIMD vectors.
 
 backend.py      the passes over votes that a routing calls, as kernels that run all at once
+em_routing.py   the passes of EM routing
+kept.py         plans of small calls, which later calls run again
 layout.py       the arrays that kernels read
 votes.py        the micro-kernels: what is computed for one vote
 parents.py      the micro-kernels of parents: what an M-step makes of moments, and its gradients

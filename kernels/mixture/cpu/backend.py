@@ -5,7 +5,6 @@ Every call plans its kernels and runs them all at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.cpu.arrays import array
 from tritoncaps.kernels.common.cpu.workspace import scratch
-from tritoncaps.kernels.common.numerics import POSE, least_support, widen
+from tritoncaps.kernels.common.numerics import POSE, least_support
 from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
 from tritoncaps.kernels.mixture.cpu.components import (
     pack_centre,
@@ -24,15 +23,15 @@ from tritoncaps.kernels.mixture.cpu.components import (
     unpack_component_gradients,
     unpack_moments,
 )
+from tritoncaps.kernels.mixture.cpu.em_routing import CPUPasses, empty_history, empty_outputs, empty_saved, pack
 from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
+from tritoncaps.kernels.mixture.cpu.kept import kept_backward, kept_forward
 from tritoncaps.kernels.mixture.cpu.layout import (
     Call,
     Moment,
     Number,
-    Slope,
     by_iteration,
     da_shape,
-    edges,
     log_sums_shape,
     slopes_shape,
     statistics_shape,
@@ -40,11 +39,7 @@ from tritoncaps.kernels.mixture.cpu.layout import (
 )
 from tritoncaps.kernels.mixture.cpu.parent_view import (
     add_component_gradients,
-    add_m_step,
     add_moments_of,
-    add_output_slopes,
-    add_outputs,
-    add_slopes_before,
     add_to_parents,
 )
 from tritoncaps.kernels.mixture.iteration import Fit, History
@@ -71,20 +66,33 @@ class CPUMixture:
         return source.poses.new_empty(da_shape(images, source.groups, types), dtype=source.dtype)
 
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
-        return _empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
+        return empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
 
     def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
-        images, types, _ = source.activations.shape
-        of_parents = statistics_shape(*source.parents, source.dtype)
-        of_children = log_sums_shape(images, source.groups, types)
-        statistics = source.poses.new_empty(iterations, *of_parents, dtype=source.dtype)
-        return statistics, statistics.new_empty(max(iterations - 1, 0), *of_children)
+        return empty_saved(source, iterations)
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
-        images, types, _ = source.activations.shape
-        slopes = statistics.new_empty(len(statistics), *slopes_shape(*source.parents, source.dtype))
-        da = statistics.new_empty(len(log_sums), *da_shape(images, source.groups, types))
-        return History(statistics, log_sums, slopes, da)
+        return empty_history(source, statistics, log_sums)
+
+    def kept_forward(
+        self, source: VoteSource, fits: Sequence[Fit], save: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        return kept_forward(source, fits, save)
+
+    def kept_backward(
+        self,
+        source: VoteSource,
+        fits: Sequence[Fit],
+        statistics: Tensor,
+        log_sums: Tensor,
+        gradient: str,
+        grad_poses: Tensor,
+        grad_activations: Tensor,
+        needs_children: bool,
+        needs_weight: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor] | None:
+        given = statistics, log_sums, grad_poses, grad_activations
+        return kept_backward(source, fits, given, gradient, needs_children, needs_weight)
 
     def em_passes(self, source: VoteSource) -> CPUPasses:
         return CPUPasses(pack(source))
@@ -152,54 +160,7 @@ class CPUMixture:
         return grads
 
 
-class CPUPasses:
-    """`kernels.mixture.iteration.EMPasses`: plans kernels, which `finish` runs."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-
-    def first_m_step(self, fit: Fit, out: Any) -> None:
-        add_m_step(self.call, fit, None, out[:0], out)
-
-    def em_step(self, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
-        add_m_step(self.call, fit, before, log_sum, out)
-
-    def outputs(self, statistics: Any) -> tuple[Tensor, Tensor]:
-        e = self.call.edges
-        poses, activations = _empty_outputs(e.images, e.parents_count, e.parent_types, self.call.dtype)
-        add_outputs(self.call, poses, activations, statistics)
-        return poses, activations
-
-    def output_slopes(self, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
-        add_output_slopes(self.call, fit, history, grad_poses, grad_activations)
-
-    def slopes_before(self, fit: Fit, history: History, t: int) -> None:
-        add_slopes_before(self.call, fit, history, t)
-
-    def child_and_weight_gradient(
-        self, history: History, since: int, needs_children: bool, needs_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        return child_and_weight_gradient(self.call, history, since, needs_children, needs_weight)
-
-    def finish(self) -> None:
-        self.call.plan.run()
-
-    def beta_gradients(self, history: History, since: int) -> tuple[Tensor, Tensor]:
-        rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
-        beta_u, beta_a = rows.transpose(0, 1).flatten(1)[:, : self.call.edges.parent_types]
-        return beta_u.clone(), beta_a.clone()  # an operator's outputs share no memory
-
-
 BACKEND = CPUMixture()
-
-
-def _empty_outputs(
-    N: int, P: int, C: int, dtype: torch.dtype, device: torch.device | None = None
-) -> tuple[Tensor, Tensor]:
-    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations. They are no views:
-    a view that an operator returns cannot be changed in place."""
-    poses = torch.empty_permuted((N, P, POSE, C), (0, 3, 1, 2), dtype=dtype, device=device)
-    return poses, torch.empty_permuted((N, P, C), (0, 2, 1), dtype=dtype, device=device)
 
 
 class _Packed:
@@ -213,14 +174,6 @@ class _Packed:
 
     def __getitem__(self, t: int) -> Any:
         return array(self.tensor[t])
-
-
-def pack(source: VoteSource) -> Call:
-    """The inputs as kernels read them. A silent child is ignored, even if its pose is inf or nan."""
-    poses, activations, weight = widen(source.poses), widen(source.activations), widen(source.weight)
-    if not math.isfinite(poses.sum().item()):  # one sum tells that there is none of these
-        poses = poses.masked_fill((activations == 0)[..., None] & ~poses.isfinite(), 0)
-    return edges(poses, activations, weight, source.tables, source.competition)
 
 
 def _pack_components(call: Call, source: VoteSource, components: Sequence[Components]) -> _Packed:

@@ -54,7 +54,7 @@ def child_and_weight_gradient(
     plan has run."""
     edges, dtype = call.edges, call.dtype
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
-    dM, da = torch.zeros(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
+    dM, da = torch.empty(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
     parts = _parts_of_images(edges)
     dW = scratch_array("weight gradient", parts * len(edges.weight) if needs_weight else 0, dtype)
     call.plan.add(
@@ -92,7 +92,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
     needs_children, needs_weight,
 ):  # fmt: skip
-    """dM [N, B, L, 16], zero at first, da [N, B, L] and dW [parts, blocks, B, K, 16, lanes], from
+    """dM [N, B, L, 16], da [N, B, L] and dW [parts, blocks, B, K, 16, lanes], from
 
     statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 67, lanes], log_sums [T - 1, 2, N, B, G],
     mean_slopes (da of an iteration) [T - 1, N, B, G], and one, the number.
@@ -112,6 +112,8 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
             dW[row : row + types * e.weights * vote] = 0
         for n in range(e.images * part // parts, e.images * (part + 1) // parts):
             children = (n * B + b) * e.children_count
+            if needs_children:
+                dM[children * 16 : (children + types * e.children_count) * 16] = 0
             _weights_of_votes(e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one)
             sums[:] = 0
             for p in range(e.parents_count):

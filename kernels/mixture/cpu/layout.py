@@ -10,7 +10,7 @@ address. `Statistic`, `Slope` and `Moment` say which row is what.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from tritoncaps.kernels.common.cpu.compiling import kernel
 from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan
-from tritoncaps.kernels.common.numerics import least_support
+from tritoncaps.kernels.common.numerics import least_support, wide_dtype
 from tritoncaps.kernels.common.tables import Tables, offset_of
 from tritoncaps.kernels.mixture.iteration import Fit, History
 
@@ -137,6 +137,9 @@ class Edges(NamedTuple):
     lanes: int
 
 
+BETA_U, BETA_A, EXISTS, BETAS = Beta.U, Beta.A, Beta.EXISTS, Beta.ROWS  # for kernels
+
+
 @dataclass
 class Call:
     """A call of an operator: what its kernels read, and the kernels, which run all together at the end."""
@@ -160,10 +163,20 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
         ),
         images=poses.shape[0],
     )
-    votes = edges.images * edges.child_types * edges.edges_count * edges.blocks
-    call = Call(edges, poses.dtype, Plan(alone=votes <= ALONE))
+    call = Call(edges, poses.dtype, Plan(alone=_votes(sizes, edges.images) <= ALONE))
     call.plan.add(_pack_weight_kernel, edges.weights * edges.child_types, edges, array(weight))
     return call
+
+
+def is_small(tables: Tables, competition: str, poses: Tensor, weight: Tensor) -> bool:
+    """Is one thread done before it could wake another one?"""
+    sizes = _sizes(tables, competition, poses.shape[1:3], weight.shape[:3], wide_dtype(poses.dtype))
+    return _votes(sizes, poses.shape[0]) <= ALONE
+
+
+def _votes(edges: Edges, images: int) -> int:
+    """In vectors."""
+    return images * edges.child_types * edges.edges_count * edges.blocks
 
 
 def vectors(parent_types: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -207,22 +220,10 @@ def arrays(call: Call, history: History) -> History:
 def betas(call: Call, fit: Fit) -> NDArray:
     """[blocks, Beta.ROWS, lanes], the same in all iterations."""
     if call.betas is None:
-        edges = call.edges
-        exists, place = _rows_of_types(edges.parent_types, edges.blocks, edges.lanes, edges.poses.dtype)
-        call.betas = exists.copy()
-        call.betas[place + Beta.U * edges.lanes] = array(fit.beta_u)
-        call.betas[place + Beta.A * edges.lanes] = array(fit.beta_a)
+        e = call.edges
+        call.betas = np.empty(e.blocks * Beta.ROWS * e.lanes, e.poses.dtype)
+        call.plan.add(_pack_betas_kernel, e.blocks, e, call.betas, array(fit.beta_u), array(fit.beta_a))
     return call.betas
-
-
-@lru_cache(maxsize=256)
-def _rows_of_types(types: int, blocks: int, lanes: int, dtype: Any) -> tuple[NDArray, NDArray]:
-    """[blocks, Beta.ROWS, lanes] with all but the betas, and where the first row of each type is."""
-    type_ = np.arange(types)
-    place = type_ // lanes * Beta.ROWS * lanes + type_ % lanes
-    rows = np.zeros(blocks * Beta.ROWS * lanes, dtype)
-    rows[place + Beta.EXISTS * lanes] = 1
-    return rows, place
 
 
 def numbers(call: Call, fit: Fit) -> NDArray:
@@ -248,6 +249,20 @@ def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-d
                 source = (task * C + block * lanes + lane) * 16
                 for h in range(16):
                     e.weight[out + h * lanes + lane] = weight[source + h] if lane < types else 0
+        task = next_task(counter, tasks)
+
+
+@kernel
+def _pack_betas_kernel(counter, tasks, e, betas, beta_u, beta_a):  # type: ignore[no-untyped-def]
+    """betas [blocks, Beta.ROWS, lanes] from beta_u and beta_a [C]; a task is a block."""
+    task = first_task(counter, tasks)
+    while task < tasks:
+        row = task * BETAS * e.lanes
+        betas[row : row + BETAS * e.lanes] = 0
+        for lane in range(min(e.lanes, e.parent_types - task * e.lanes)):
+            betas[row + BETA_U * e.lanes + lane] = beta_u[task * e.lanes + lane]
+            betas[row + BETA_A * e.lanes + lane] = beta_a[task * e.lanes + lane]
+            betas[row + EXISTS * e.lanes + lane] = 1
         task = next_task(counter, tasks)
 
 

@@ -84,11 +84,11 @@ def _statistics(
     about that mean. Without betas ``of_types``, the moments themselves are what is asked for."""
     edges, nothing = call.edges, out[:0]
     for first, images, ranges, moments in _waves(call):
-        again, chunks = np.ones(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
-        for about in (centre, out):
-            given = moments, about, again, before, nothing, log_sum, nothing
+        again, chunks = np.empty(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
+        for all_, about in ((True, centre), (False, out)):
+            given = moments, about, again[:0] if all_ else again, before, nothing, log_sum, nothing
             call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *given)
-            given = out, moments, about, again, of_types, of_fit
+            given = out, moments, about, all_, again, of_types, of_fit
             call.plan.add(_fit_kernel, chunks, edges, first, images, chunks, ranges, *given)
 
 
@@ -274,10 +274,11 @@ def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
 
 @kernel
 def _fit_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, again, betas, numbers
+    counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, all_, again, betas, numbers
 ):
-    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], where `again`; that
-    stays where the mean is far from the centre. Without betas, statistics are support, mean and variance.
+    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], of `all_` parents or
+    where `again`, which becomes true where the mean is far from the centre. Without betas, statistics are support, mean
+    and variance.
     """
     lanes = e.lanes
     total, excess = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(1, e.poses.dtype)
@@ -285,7 +286,7 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
     task = first_task(counter, tasks)
     while task < tasks:
         for index in range(images * parents * task // chunks, images * parents * (task + 1) // chunks):
-            if again[index]:
+            if all_ or again[index]:
                 _join_moments(e, ranges, index, moments, total)
                 check_centre(excess, 0, total, 0, numbers, 0)
                 again[index] = excess[0] > 0

@@ -56,6 +56,12 @@ class TritonMixture:
         slopes = _empty(source, len(statistics), *_slopes_shape(*source.parents))
         return History(statistics, log_sums, slopes, torch.empty_like(log_sums))
 
+    def kept_forward(self, *_: Any) -> None:
+        """A launch needs no plan."""
+
+    def kept_backward(self, *_: Any) -> None:
+        """A launch needs no plan."""
+
     def em_passes(self, source: VoteSource) -> TritonPasses:
         return TritonPasses(_edges(source))
 

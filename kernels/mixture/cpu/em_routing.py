@@ -1,0 +1,111 @@
+"""The passes of EM routing, as kernels of one plan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritoncaps.kernels.common.numerics import POSE, widen
+from tritoncaps.kernels.mixture.backend import VoteSource
+from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
+from tritoncaps.kernels.mixture.cpu.layout import (
+    Call,
+    Slope,
+    da_shape,
+    edges,
+    log_sums_shape,
+    slopes_shape,
+    statistics_shape,
+)
+from tritoncaps.kernels.mixture.cpu.parent_view import (
+    add_m_step,
+    add_output_slopes,
+    add_outputs,
+    add_slopes_before,
+)
+from tritoncaps.kernels.mixture.iteration import Fit, History
+
+
+class CPUPasses:
+    """`kernels.mixture.iteration.EMPasses`: plans kernels, which `finish` runs."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def first_m_step(self, fit: Fit, out: Any) -> None:
+        add_m_step(self.call, fit, None, out[:0], out)
+
+    def em_step(self, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
+        add_m_step(self.call, fit, before, log_sum, out)
+
+    def outputs(self, statistics: Any) -> tuple[Tensor, Tensor]:
+        e = self.call.edges
+        poses, activations = empty_outputs(e.images, e.parents_count, e.parent_types, self.call.dtype)
+        add_outputs(self.call, poses, activations, statistics)
+        return poses, activations
+
+    def output_slopes(self, fit: Fit, history: History, grad_poses: Tensor, grad_activations: Tensor) -> None:
+        add_output_slopes(self.call, fit, history, grad_poses, grad_activations)
+
+    def slopes_before(self, fit: Fit, history: History, t: int) -> None:
+        add_slopes_before(self.call, fit, history, t)
+
+    def child_and_weight_gradient(
+        self, history: History, since: int, needs_children: bool, needs_weight: bool
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return child_and_weight_gradient(self.call, history, since, needs_children, needs_weight)
+
+    def finish(self) -> None:
+        self.call.plan.run()
+
+    def beta_gradients(self, history: History, since: int) -> tuple[Tensor, Tensor]:
+        rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
+        types = self.call.edges.parent_types
+        # copies: an operator's outputs share no memory
+        return rows[:, 0].flatten()[:types].clone(), rows[:, 1].flatten()[:types].clone()
+
+
+def pack(source: VoteSource) -> Call:
+    """The inputs as kernels read them. A silent child is ignored, even if its pose is inf or nan."""
+    poses, activations, weight = widen(source.poses), widen(source.activations), widen(source.weight)
+    if has_non_finite(poses):
+        poses = poses.masked_fill(silent_and_not_finite(poses, activations), 0)
+    return edges(poses, activations, weight, source.tables, source.competition)
+
+
+def has_non_finite(poses: Tensor) -> bool:
+    """One sum tells that there is none, almost always."""
+    return not math.isfinite(poses.sum().item())
+
+
+def silent_and_not_finite(poses: Tensor, activations: Tensor) -> Tensor:
+    return (activations == 0)[..., None] & ~poses.isfinite()
+
+
+def empty_outputs(
+    N: int, P: int, C: int, dtype: torch.dtype, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations. They are no views:
+    a view that an operator returns cannot be changed in place."""
+    poses = torch.empty_permuted((N, P, POSE, C), (0, 3, 1, 2), dtype=dtype, device=device)
+    return poses, torch.empty_permuted((N, P, C), (0, 2, 1), dtype=dtype, device=device)
+
+
+def empty_saved(source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
+    """Statistics [T, ...] and log_sums [T - 1, ...]."""
+    images, types, _ = source.activations.shape
+    of_parents = statistics_shape(*source.parents, source.dtype)
+    of_children = log_sums_shape(images, source.groups, types)
+    statistics = source.poses.new_empty(iterations, *of_parents, dtype=source.dtype)
+    return statistics, statistics.new_empty(max(iterations - 1, 0), *of_children)
+
+
+def empty_history(source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
+    """These, with memory for slopes and da."""
+    images, types, _ = source.activations.shape
+    slopes = statistics.new_empty(len(statistics), *slopes_shape(*source.parents, source.dtype))
+    da = statistics.new_empty(len(log_sums), *da_shape(images, source.groups, types))
+    return History(statistics, log_sums, slopes, da)
