@@ -16,13 +16,14 @@ from tritoncaps.kernels.common.backends import kernels
 from tritoncaps.kernels.common.numerics import wide_dtype
 from tritoncaps.kernels.common.operators import Given
 from tritoncaps.kernels.common.tables import Tables
+from tritoncaps.kernels.mixture.chunks import chunks_of
 from tritoncaps.kernels.mixture.iteration import EMPasses, History
 
 
 class VoteSource(NamedTuple):
     """Where votes come from: V_ij = M_i W_ij, plus the slot's offset in the right-hand column."""
 
-    poses: Tensor  # [N, B, L, 16]
+    poses: Tensor  # [N, B, L, 16]; [N, B, L, 4, 4] of a whole batch
     activations: Tensor  # [N, B, L]
     weight: Tensor  # [K, B, C, 4, 4]
     tables: Tables
@@ -43,12 +44,22 @@ class VoteSource(NamedTuple):
         """Of the arithmetic."""
         return wide_dtype(self.poses.dtype)
 
+    def chunks(self, iterations: int) -> list[slice]:
+        """The images that are routed together; see `kernels.mixture.chunks`."""
+        (N, P, C), (_, B, L) = self.parents, self.activations.shape
+        return chunks_of(N, P * C, B * L, B * self.groups, iterations, self.dtype.itemsize)
+
+    def of_images(self, chunk: slice) -> VoteSource:
+        """The source of some images, as kernels read it: a negative activation is zero."""
+        activations = self.activations[chunk].clamp(min=0)
+        return self._replace(poses=self.poses[chunk].flatten(3), activations=activations)
+
 
 def vote_source(
     poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str
 ) -> VoteSource:
-    """From the arguments of an operator: poses [N, B, L, 4, 4]. A negative activation is zero."""
-    return VoteSource(poses.flatten(3), activations.clamp(min=0), weight, Tables(*tables), competition)
+    """From the arguments of an operator: poses [N, B, L, 4, 4]."""
+    return VoteSource(poses, activations, weight, Tables(*tables), competition)
 
 
 def given_source(given: Given) -> VoteSource:
@@ -98,8 +109,8 @@ class MixtureBackend(Protocol):
         """Poses [N, P, 16, C] and activations [N, P, C] that EM routing returns, in the dtype of the poses."""
         ...
 
-    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
-        """Statistics [T, ...] and log_sums [T - 1, ...] that EM routing keeps for its backward pass."""
+    def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of statistics [T, ...] and log_sums [T - 1, ...], which EM routing keeps for its backward pass."""
         ...
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:

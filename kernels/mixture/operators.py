@@ -6,6 +6,7 @@ The operators are the same for all devices: `backend` names the kernels. Tensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tritoncaps.kernels.common.numerics import POSE, widen
 from tritoncaps.kernels.common.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.kernels.mixture import iteration as em_routing
-from tritoncaps.kernels.mixture.backend import backend_of, given_source, vote_source
+from tritoncaps.kernels.mixture.backend import MixtureBackend, VoteSource, backend_of, given_source, vote_source
 
 
 @operator
@@ -41,16 +42,27 @@ def em_routing_forward(
     """
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
-    saved = kernels.empty_saved(source, len(lambdas))
-    found = em_routing.forward(kernels.em_passes(source), fits, *map(kernels.by_iteration, saved))
-    statistics, log_sums = saved if save else kernels.empty_saved(source, 0)
-    return found[0].to(poses.dtype), found[1].to(poses.dtype), statistics, log_sums
+    saved = _empty_saved(kernels, source, len(fits) if save else 0)
+
+    def route(chunk: slice) -> tuple[Tensor, Tensor]:
+        part = source.of_images(chunk)
+        kept = _saved_of(kernels, part, chunk, saved) if save else _empty_saved(kernels, part, len(fits))
+        return em_routing.forward(kernels.em_passes(part), fits, *map(kernels.by_iteration, kept))
+
+    chunks = source.chunks(len(fits))
+    if len(chunks) == 1:
+        outputs = tuple(x.to(poses.dtype) for x in route(chunks[0]))
+    else:
+        outputs = kernels.empty_outputs(source)
+        for chunk in chunks:
+            _copy(outputs, chunk, route(chunk))
+    return *outputs, *saved
 
 
 @fake(em_routing_forward)
 def _(given):
     kernels, source = backend_of(given.backend), given_source(given)
-    return *kernels.empty_outputs(source), *kernels.empty_saved(source, len(given.lambdas) if given.save else 0)
+    return *kernels.empty_outputs(source), *_empty_saved(kernels, source, len(given.lambdas) if given.save else 0)
 
 
 @operator
@@ -78,23 +90,44 @@ def em_routing_backward(
     """Gradients of poses, activations, weight, beta_u, beta_a, as the forward operator takes them; those that are
     not needed come back empty, of size 0."""
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
-    grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = em_routing.backward(
-        kernels.em_passes(source),
-        _fits(beta_u, beta_a, lambdas, variance_floor, mean_data),
-        kernels.empty_history(source, statistics, log_sums),
-        gradient,
-        widen(grad_poses),
-        widen(grad_activations),
-        needs_children,
-        needs_weight,
-    )
-    if grad_child_activations is not None:
-        grad_child_activations.masked_fill_(activations < 0, 0)
+    fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
+
+    def pull_back(chunk: slice) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Gradients of the children, which may be none, and of the parameters."""
+        part = source.of_images(chunk)
+        of_children, of_activations, of_weight, *of_betas = em_routing.backward(
+            kernels.em_passes(part),
+            fits,
+            kernels.empty_history(part, *_saved_of(kernels, part, chunk, (statistics, log_sums))),
+            gradient,
+            widen(grad_poses[chunk]),
+            widen(grad_activations[chunk]),
+            needs_children,
+            needs_weight,
+        )
+        children = () if of_children is None or of_activations is None else (of_children, of_activations)
+        if children:
+            children[1].masked_fill_(activations[chunk] < 0, 0)
+        return children, [*([] if of_weight is None else [of_weight]), *of_betas]
+
+    first, *others = source.chunks(len(fits))
+    of_children, of_parameters = pull_back(first)
+    if others and of_children:
+        part, of_children = of_children, kernels.empty_child_gradients(source)
+        _copy(of_children, first, part)
+        del part
+    for chunk in others:
+        part, more = pull_back(chunk)
+        _copy(of_children, chunk, part)
+        of_parameters = [x + y for x, y in zip(of_parameters, more, strict=True)]
+        del part, more  # before the next chunk needs memory
     none = poses.new_empty(0)
+    *of_weight, grad_beta_u, grad_beta_a = of_parameters
+    grad_children, grad_child_activations = of_children or (none, none.clone())
     return (
-        none if grad_children is None else grad_children.to(poses.dtype),
-        none.clone() if grad_child_activations is None else grad_child_activations.to(activations.dtype),
-        none.clone() if grad_weight is None else grad_weight.to(weight.dtype),
+        grad_children.to(poses.dtype),
+        grad_child_activations.to(activations.dtype),
+        of_weight[0].to(weight.dtype) if of_weight else none.clone(),
         grad_beta_u.to(beta_u.dtype),
         grad_beta_a.to(beta_u.dtype),
     )
@@ -158,3 +191,25 @@ def _fits(
 ) -> list[em_routing.Fit]:
     """An M-step for each iteration."""
     return [em_routing.Fit(widen(beta_u), widen(beta_a), x, variance_floor, mean_data) for x in lambdas]
+
+
+def _empty_saved(kernels: MixtureBackend, source: VoteSource, iterations: int) -> list[Tensor]:
+    """Statistics [T, ...] and log_sums [T - 1, ...], in the backend's own layout."""
+    shapes = kernels.saved_shapes(source, iterations)
+    return [source.poses.new_empty(shape, dtype=source.dtype) for shape in shapes]
+
+
+def _saved_of(
+    kernels: MixtureBackend, part: VoteSource, chunk: slice, saved: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """What a chunk saves: consecutive memory, chunk after chunk, each with all its iterations."""
+    images, found = len(part.poses), []
+    for x, shape in zip(saved, kernels.saved_shapes(part, len(saved[0])), strict=True):
+        size = math.prod(shape) // max(images, 1)  # of an image
+        found.append(x.view(-1)[chunk.start * size : chunk.stop * size].view(shape))
+    return found
+
+
+def _copy(batch: Sequence[Tensor], chunk: slice, parts: Sequence[Tensor]) -> None:
+    for whole, part in zip(batch, parts, strict=True):
+        whole[chunk] = part

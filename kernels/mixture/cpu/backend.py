@@ -73,12 +73,10 @@ class CPUMixture:
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         return _empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
 
-    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
+    def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         images, types, _ = source.activations.shape
-        of_parents = statistics_shape(*source.parents, source.dtype)
-        of_children = log_sums_shape(images, source.groups, types)
-        statistics = source.poses.new_empty(iterations, *of_parents, dtype=source.dtype)
-        return statistics, statistics.new_empty(max(iterations - 1, 0), *of_children)
+        statistics = iterations, *statistics_shape(*source.parents, source.dtype)
+        return statistics, (max(iterations - 1, 0), *log_sums_shape(images, source.groups, types))
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
         images, types, _ = source.activations.shape
