@@ -16,13 +16,14 @@ from tritoncaps.kernels.common.backends import kernels
 from tritoncaps.kernels.common.numerics import wide_dtype
 from tritoncaps.kernels.common.operators import Given
 from tritoncaps.kernels.common.tables import Tables
-from tritoncaps.kernels.mixture.iteration import EMPasses, Fit, History
+from tritoncaps.kernels.mixture.chunks import chunks_of
+from tritoncaps.kernels.mixture.iteration import EMPasses, Fit, Gradients, History
 
 
 class VoteSource(NamedTuple):
     """Where votes come from: V_ij = M_i W_ij, plus the slot's offset in the right-hand column."""
 
-    poses: Tensor  # [N, B, L, 16]
+    poses: Tensor  # [N, B, L, 16]; [N, B, L, 4, 4] of a whole batch
     activations: Tensor  # [N, B, L]
     weight: Tensor  # [K, B, C, 4, 4]
     tables: Tables
@@ -43,12 +44,22 @@ class VoteSource(NamedTuple):
         """Of the arithmetic."""
         return wide_dtype(self.poses.dtype)
 
+    def chunks(self, iterations: int) -> list[slice]:
+        """The images that are routed together; see `kernels.mixture.chunks`."""
+        (N, P, C), (_, B, L) = self.parents, self.activations.shape
+        return chunks_of(N, P * C, B * L, B * self.groups, iterations, self.dtype.itemsize)
+
+    def of_images(self, chunk: slice) -> VoteSource:
+        """The source of some images, as kernels read it: a negative activation is zero."""
+        activations = self.activations[chunk].clamp(min=0)
+        return self._replace(poses=self.poses[chunk].flatten(3), activations=activations)
+
 
 def vote_source(
     poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str
 ) -> VoteSource:
-    """From the arguments of an operator: poses [N, B, L, 4, 4]. A negative activation is zero."""
-    return VoteSource(poses.flatten(3), activations.clamp(min=0), weight, Tables(*tables), competition)
+    """From the arguments of an operator: poses [N, B, L, 4, 4]."""
+    return VoteSource(poses, activations, weight, Tables(*tables), competition)
 
 
 def given_source(given: Given) -> VoteSource:
@@ -98,34 +109,24 @@ class MixtureBackend(Protocol):
         """Poses [N, P, 16, C] and activations [N, P, C] that EM routing returns, in the dtype of the poses."""
         ...
 
-    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
-        """Statistics [T, ...] and log_sums [T - 1, ...] that EM routing keeps for its backward pass."""
+    def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of statistics [T, ...] and log_sums [T - 1, ...], which EM routing keeps for its backward pass."""
         ...
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
         """These, with memory for slopes and da."""
         ...
 
-    def kept_forward(
-        self, source: VoteSource, fits: Sequence[Fit], save: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Poses, activations, statistics and log_sums (as `empty_saved`, with T = 0 unless ``save``) of a call whose
-        plan is kept; None if no plan is kept for such a call."""
+    def kept_forward(self, source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...] | None:
+        """Poses, activations, statistics and log_sums (the last two with T = 0 unless ``save``) of a call whose plan is
+        kept; None if no plan is kept for such a call."""
         ...
 
     def kept_backward(
-        self,
-        source: VoteSource,
-        fits: Sequence[Fit],
-        statistics: Tensor,
-        log_sums: Tensor,
-        gradient: str,
-        grad_poses: Tensor,
-        grad_activations: Tensor,
-        needs_children: bool,
-        needs_weight: bool,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor] | None:
-        """The gradients, see `iteration.backward`; likewise."""
+        self, source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor], gradient: str, needs: tuple[bool, bool]
+    ) -> Gradients | None:
+        """The gradients of `iteration.backward` from ``given`` statistics, log_sums and gradients of poses and
+        activations; ``needs``: of children, of the weight. None likewise."""
         ...
 
     def em_passes(self, source: VoteSource) -> EMPasses:

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+# of poses, activations and weight (None where not needed), beta_u and beta_a
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor]
+
 
 class Fit(NamedTuple):
     """Parameters of an M-step."""
@@ -101,8 +104,8 @@ def backward(
     grad_activations: Tensor,
     needs_children: bool,
     needs_weight: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor]:
-    """Gradients of poses, activations, weight (None where not needed), beta_u and beta_a."""
+) -> Gradients:
+    """The backward pass, from the gradients of the parents' poses and activations."""
     last, since = len(fits) - 1, first_iteration(len(fits), gradient)
     passes.output_slopes(fits[last], history, grad_poses, grad_activations)
     for t in range(last, since, -1):

@@ -6,6 +6,7 @@ The operators are the same for all devices: `backend` names the kernels. Tensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tritoncaps.kernels.common.numerics import POSE, widen
 from tritoncaps.kernels.common.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.kernels.mixture import iteration as em_routing
-from tritoncaps.kernels.mixture.backend import backend_of, given_source, vote_source
+from tritoncaps.kernels.mixture.backend import MixtureBackend, VoteSource, backend_of, given_source, vote_source
 
 
 @operator
@@ -41,11 +42,7 @@ def em_routing_forward(
     """
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
-    found = kernels.kept_forward(source, fits, save)
-    if found is None:
-        saved = kernels.empty_saved(source, len(lambdas))
-        parents = em_routing.forward(kernels.em_passes(source), fits, *map(kernels.by_iteration, saved))
-        found = *parents, *(saved if save else kernels.empty_saved(source, 0))
+    found = kernels.kept_forward(source, fits, save) or _forward_of_chunks(kernels, source, fits, save)
     out_poses, out_activations, statistics, log_sums = found
     return out_poses.to(poses.dtype), out_activations.to(poses.dtype), statistics, log_sums
 
@@ -53,7 +50,7 @@ def em_routing_forward(
 @fake(em_routing_forward)
 def _(given):
     kernels, source = backend_of(given.backend), given_source(given)
-    return *kernels.empty_outputs(source), *kernels.empty_saved(source, len(given.lambdas) if given.save else 0)
+    return *kernels.empty_outputs(source), *_empty_saved(kernels, source, len(given.lambdas) if given.save else 0)
 
 
 @operator
@@ -82,11 +79,9 @@ def em_routing_backward(
     not needed come back empty, of size 0."""
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
-    given = gradient, widen(grad_poses), widen(grad_activations), needs_children, needs_weight
-    found = kernels.kept_backward(source, fits, statistics, log_sums, *given)
-    if found is None:
-        history = kernels.empty_history(source, statistics, log_sums)
-        found = em_routing.backward(kernels.em_passes(source), fits, history, *given)
+    given, needs = (statistics, log_sums, grad_poses, grad_activations), (needs_children, needs_weight)
+    found = kernels.kept_backward(source, fits, given, gradient, needs)
+    found = found or _backward_of_chunks(kernels, source, fits, given, gradient, needs)
     grad_children, grad_child_activations, grad_weight, grad_beta_u, grad_beta_a = found
     if grad_child_activations is not None:
         grad_child_activations.masked_fill_(activations < 0, 0)
@@ -159,3 +154,77 @@ def _fits(
     """An M-step for each iteration."""
     beta_u, beta_a = widen(beta_u), widen(beta_a)
     return [em_routing.Fit(beta_u, beta_a, x, variance_floor, mean_data) for x in lambdas]
+
+
+def _forward_of_chunks(
+    kernels: MixtureBackend, source: VoteSource, fits: Sequence[em_routing.Fit], save: bool
+) -> tuple[Tensor, ...]:
+    """Poses, activations, statistics and log_sums, chunk by chunk."""
+    saved = _empty_saved(kernels, source, len(fits) if save else 0)
+
+    def route(chunk: slice) -> tuple[Tensor, Tensor]:
+        part = source.of_images(chunk)
+        kept = _saved_of(kernels, part, chunk, saved) if save else _empty_saved(kernels, part, len(fits))
+        return em_routing.forward(kernels.em_passes(part), fits, *map(kernels.by_iteration, kept))
+
+    chunks = source.chunks(len(fits))
+    if len(chunks) == 1:
+        return *route(chunks[0]), *saved
+    outputs = kernels.empty_outputs(source)
+    for chunk in chunks:
+        _copy(outputs, chunk, route(chunk))
+    return *outputs, *saved
+
+
+def _backward_of_chunks(
+    kernels: MixtureBackend,
+    source: VoteSource,
+    fits: Sequence[em_routing.Fit],
+    given: Sequence[Tensor],
+    gradient: str,
+    needs: tuple[bool, bool],
+) -> em_routing.Gradients:
+    """The gradients of `iteration.backward`, chunk by chunk: those of children side by side, of parameters summed."""
+    statistics, log_sums, grad_poses, grad_activations = given
+
+    def pull_back(chunk: slice) -> em_routing.Gradients:
+        part = source.of_images(chunk)
+        history = kernels.empty_history(part, *_saved_of(kernels, part, chunk, (statistics, log_sums)))
+        grads = widen(grad_poses[chunk]), widen(grad_activations[chunk])
+        return em_routing.backward(kernels.em_passes(part), fits, history, gradient, *grads, *needs)
+
+    first, *others = source.chunks(len(fits))
+    found = pull_back(first)
+    if not others:
+        return found
+    children = kernels.empty_child_gradients(source) if needs[0] else (None, None)
+    _copy(children, first, found[:2])
+    weight, *betas = found[2:]
+    for chunk in others:
+        del found  # before the next chunk needs memory
+        found = pull_back(chunk)
+        _copy(children, chunk, found[:2])
+        weight = None if weight is None or found[2] is None else weight + found[2]
+        betas = [x + y for x, y in zip(betas, found[3:], strict=True)]
+    return *children, weight, *betas
+
+
+def _empty_saved(kernels: MixtureBackend, source: VoteSource, iterations: int) -> list[Tensor]:
+    """Statistics [T, ...] and log_sums [T - 1, ...], in the backend's own layout."""
+    shapes = kernels.saved_shapes(source, iterations)
+    return [source.poses.new_empty(shape, dtype=source.dtype) for shape in shapes]
+
+
+def _saved_of(kernels: MixtureBackend, part: VoteSource, chunk: slice, saved: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What a chunk saves: consecutive memory, chunk after chunk, each with all its iterations."""
+    images, found = len(part.poses), []
+    for x, shape in zip(saved, kernels.saved_shapes(part, len(saved[0])), strict=True):
+        size = math.prod(shape) // max(images, 1)  # of an image
+        found.append(x.view(-1)[chunk.start * size : chunk.stop * size].view(shape))
+    return found
+
+
+def _copy(batch: Sequence[Tensor | None], chunk: slice, parts: Sequence[Tensor | None]) -> None:
+    for whole, part in zip(batch, parts, strict=True):
+        if whole is not None and part is not None:
+            whole[chunk] = part

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.operators import fake, operator, surrounded
 from tritoncaps.kernels.mixture.backend import Components, Slopes, backend_of, given_source, vote_source
+from tritoncaps.kernels.mixture.chunks import ALL
 
 
 @operator
@@ -42,7 +43,7 @@ def mixture_moments(
     -> support [N, P, C], mean and variance [N, P, 16, C], and the log_sum of every child; empty for equal shares.
     """
     before = Components(*components) if components else None
-    source = vote_source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
     return backend_of(backend).moments(source, before, scatter_floor)
 
 
@@ -70,7 +71,7 @@ def mixture_component_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of mean, precision [N, P, 16, C] and log_weight [N, P, C] of the components that an iteration's
     assignments follow from, given the slopes of that iteration; and its da, sum_j R_ij G_ij of every child."""
-    source = vote_source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
     return backend_of(backend).component_gradients(source, Components(*components), log_sum, Slopes(*slopes))
 
 
@@ -106,7 +107,7 @@ def mixture_gradients(
     With T slopes, T - 1 components and T - 1 da: the first iteration has equal shares, gradients flow through all.
     With 1 of slopes, 1 of components and no da: the last iteration, its assignments are constants.
     """
-    source = vote_source(poses, activations, weight, tables, competition)
+    source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
     grads = backend_of(backend).gradients(
         source,
         [Components(*components[i : i + 3]) for i in range(0, len(components), 3)],

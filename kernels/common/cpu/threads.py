@@ -98,6 +98,7 @@ def _run(calls: Calls) -> Calls:
             wait(work.cancel())  # they may still write what the next call would use
             raise
     helpers = work.cancel()
+    work.calls = []  # the pool's queue may keep a cancelled helper, but not the arrays
     if work.stopped:
         wait(helpers)
     return work.left

@@ -23,7 +23,7 @@ from tritoncaps.kernels.mixture.cpu.components import (
     unpack_component_gradients,
     unpack_moments,
 )
-from tritoncaps.kernels.mixture.cpu.em_routing import CPUPasses, empty_history, empty_outputs, empty_saved, pack
+from tritoncaps.kernels.mixture.cpu.em_routing import CPUPasses, empty_history, empty_outputs, pack, saved_shapes
 from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
 from tritoncaps.kernels.mixture.cpu.kept import kept_backward, kept_forward
 from tritoncaps.kernels.mixture.cpu.layout import (
@@ -42,7 +42,7 @@ from tritoncaps.kernels.mixture.cpu.parent_view import (
     add_moments_of,
     add_to_parents,
 )
-from tritoncaps.kernels.mixture.iteration import Fit, History
+from tritoncaps.kernels.mixture.iteration import Fit, Gradients, History
 
 
 class CPUMixture:
@@ -68,31 +68,19 @@ class CPUMixture:
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         return empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
 
-    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
-        return empty_saved(source, iterations)
+    def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return saved_shapes(source, iterations)
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
         return empty_history(source, statistics, log_sums)
 
-    def kept_forward(
-        self, source: VoteSource, fits: Sequence[Fit], save: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    def kept_forward(self, source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...] | None:
         return kept_forward(source, fits, save)
 
     def kept_backward(
-        self,
-        source: VoteSource,
-        fits: Sequence[Fit],
-        statistics: Tensor,
-        log_sums: Tensor,
-        gradient: str,
-        grad_poses: Tensor,
-        grad_activations: Tensor,
-        needs_children: bool,
-        needs_weight: bool,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor] | None:
-        given = statistics, log_sums, grad_poses, grad_activations
-        return kept_backward(source, fits, given, gradient, needs_children, needs_weight)
+        self, source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor], gradient: str, needs: tuple[bool, bool]
+    ) -> Gradients | None:
+        return kept_backward(source, fits, given, gradient, needs)
 
     def em_passes(self, source: VoteSource) -> CPUPasses:
         return CPUPasses(pack(source))

@@ -94,13 +94,11 @@ def empty_outputs(
     return poses, torch.empty_permuted((N, P, C), (0, 2, 1), dtype=dtype, device=device)
 
 
-def empty_saved(source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
-    """Statistics [T, ...] and log_sums [T - 1, ...]."""
+def saved_shapes(source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of statistics [T, ...] and log_sums [T - 1, ...]."""
     images, types, _ = source.activations.shape
-    of_parents = statistics_shape(*source.parents, source.dtype)
-    of_children = log_sums_shape(images, source.groups, types)
-    statistics = source.poses.new_empty(iterations, *of_parents, dtype=source.dtype)
-    return statistics, statistics.new_empty(max(iterations - 1, 0), *of_children)
+    statistics = iterations, *statistics_shape(*source.parents, source.dtype)
+    return statistics, (max(iterations - 1, 0), *log_sums_shape(images, source.groups, types))
 
 
 def empty_history(source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:

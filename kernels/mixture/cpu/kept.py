@@ -19,28 +19,28 @@ from tritoncaps.kernels.mixture.cpu.em_routing import (
     CPUPasses,
     empty_history,
     empty_outputs,
-    empty_saved,
     has_non_finite,
+    saved_shapes,
     silent_and_not_finite,
 )
 from tritoncaps.kernels.mixture.cpu.layout import by_iteration, edges, is_small
-from tritoncaps.kernels.mixture.iteration import Fit
+from tritoncaps.kernels.mixture.iteration import Fit, Gradients
 
 MOST = 64  # plans that a thread keeps
 
 
-def kept_forward(source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+def kept_forward(source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...] | None:
     """Poses, activations and, to ``save``, statistics and log_sums of EM routing; None if the call is not small."""
     plan = _plan(Forward, source, fits)
     return plan and plan(source, fits, save)
 
 
 def kept_backward(
-    source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor], gradient: str, *needs: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor] | None:
-    """The gradients of `iteration.backward`, ``given`` statistics, log_sums and the gradients of poses and
-    activations; None if the call is not small."""
-    plan = _plan(Backward, source, fits, gradient, *needs)
+    source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor], gradient: str, needs: tuple[bool, bool]
+) -> Gradients | None:
+    """The gradients of `iteration.backward` from ``given`` statistics, log_sums and gradients of poses and activations;
+    None if the call is not small."""
+    plan = _plan(Backward, source, fits, gradient, needs)
     return plan and plan(source, fits, given)
 
 
@@ -69,7 +69,7 @@ class Kept:
 class Forward(Kept):
     def __init__(self, source: VoteSource, fits: Sequence[Fit]) -> None:
         super().__init__(source, fits)
-        self.saved, self.nothing = empty_saved(self.source, len(fits)), empty_saved(self.source, 0)
+        self.saved, self.nothing = _empty_saved(self.source, len(fits)), _empty_saved(self.source, 0)
         self.outputs = iteration.forward(self.passes, self.fits, *map(by_iteration, self.saved))
 
     def __call__(self, source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...]:
@@ -79,22 +79,26 @@ class Forward(Kept):
 
 
 class Backward(Kept):
-    def __init__(self, source: VoteSource, fits: Sequence[Fit], gradient: str, *needs: bool) -> None:
+    def __init__(self, source: VoteSource, fits: Sequence[Fit], gradient: str, needs: tuple[bool, bool]) -> None:
         super().__init__(source, fits)
-        self.history = empty_history(self.source, *empty_saved(self.source, len(fits)))
+        self.history = empty_history(self.source, *_empty_saved(self.source, len(fits)))
         self.grads = empty_outputs(*source.parents, source.dtype)
         for x in (*self.history, *self.grads):
             x.zero_()  # the first run only plans
         self.since = iteration.first_iteration(len(fits), gradient)
         self.found = iteration.backward(self.passes, self.fits, self.history, gradient, *self.grads, *needs)[:3]
 
-    def __call__(self, source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def __call__(self, source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor]) -> Gradients:
         self.take(source, fits)
         for to, x in zip((*self.history[:2], *self.grads), given, strict=True):
             to.copy_(x)
         self.passes.finish()
-        found = (None if x is None else x.clone() for x in self.found)
-        return *found, *self.passes.beta_gradients(self.history, self.since)
+        poses, activations, weight = (None if x is None else x.clone() for x in self.found)
+        return poses, activations, weight, *self.passes.beta_gradients(self.history, self.since)
+
+
+def _empty_saved(source: VoteSource, iterations: int) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=source.dtype) for shape in saved_shapes(source, iterations))
 
 
 class _Plans(threading.local):

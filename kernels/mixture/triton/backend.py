@@ -47,10 +47,10 @@ class TritonMixture:
         N, P, C = source.parents
         return source.poses.new_empty(N, P, ENTRIES, C), source.poses.new_empty(N, P, C)
 
-    def empty_saved(self, source: VoteSource, iterations: int) -> tuple[Tensor, Tensor]:
+    def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         N, B, _ = source.activations.shape
-        statistics = _empty(source, iterations, *_statistics_shape(*source.parents))
-        return statistics, _empty(source, max(iterations - 1, 0), N, source.groups, B)
+        statistics = iterations, *_statistics_shape(*source.parents)
+        return statistics, (max(iterations - 1, 0), N, source.groups, B)
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
         slopes = _empty(source, len(statistics), *_slopes_shape(*source.parents))
