@@ -274,8 +274,8 @@ def test_configuration_files(tmp_path, run):
         ({"final_lambda": 0.0}, "--final-lambda must be above 0, but it is 0.0"),
         ({"novel": "azimuth", "data": "mnist"}, "--novel azimuth needs data with views"),
         ({"loss": "spread"}, "--loss spread is for capsules"),
-        ({"data": "multimnist", "model": "matrix-capsnet"}, "--loss spread is for one class an image"),
-        ({"model": "capsnet", "standardise": "crop"}, "--model capsnet draws pixels of 0 to 1"),
+        ({"data": "multimnist", "model": "matrix-capsnet"}, "--loss spread needs one class in each image"),
+        ({"model": "capsnet", "standardise": "crop"}, "--model capsnet reconstructs pixels in"),
         ({"amp": "float16", "device": "cpu"}, "--amp float16 needs a GPU"),
     ],
 )
