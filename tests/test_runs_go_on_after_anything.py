@@ -133,7 +133,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, folder):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert f"go on with `tritoncaps train --resume {run}`" in out
+    assert f"continue with `tritoncaps train --resume {run}`" in out
     assert "Traceback" not in err
     assert load_checkpoint(run / "last.pt")["step"] == read_metrics(run)[-1]["step"]
 
