@@ -185,7 +185,7 @@ def _adversarial(
 
 
 def spread(outputs: Any, labels: Tensor) -> Tensor:
-    """The loss of the adversarial attack. If the sigmoid of the true class is saturated, it still has a gradient through
+    """The loss of the adversarial attack. If the sigmoid of the true class is saturated, it still has a gradient from
     the other classes."""
     return functional.spread_loss(outputs[1], labels, margin=1.0)
 
