@@ -259,7 +259,7 @@ def test_configuration_files(tmp_path, run):
         ({"batch_size": 100}, "--batch-size must be at most 54, the training images, not 100"),
         ({"accumulate": 3}, "--batch-size must be a multiple of 3"),
         ({"device": "abacus"}, "--device must be auto, cpu, cuda"),
-        ({"device": "cuda:99"}, "--device cuda:99 is not there"),
+        ({"device": "cuda:99"}, "--device cuda:99 does not exist"),
         ({"validation": 54}, "--validation must be below 54"),
         ({"validation": 5, "validation_instances": 1}, "--validation and --validation-instances cannot both be given"),
         ({"final_test": False}, "--no-final-test needs held-out images"),
