@@ -81,6 +81,11 @@ def encode(pretrained: Pretrained) -> bytes:
 
     Returns:
         The content of the file.
+
+    Example:
+        >>> from tritoncaps.models.pretrained import encode, load_pretrained
+        >>> isinstance(encode(load_pretrained("mnist")), bytes)
+        True
     """
     file = io.BytesIO()
     torch.save({"format": FORMAT, **pretrained._asdict()}, file)

@@ -171,6 +171,9 @@ def iterations(
         capsules: the input of the layer. The assignments of all images are stored, so pass only a few images.
         routing_map: the graph of a :class:`~tritoncaps.GraphCaps`.
 
+    Shape:
+        - capsules: the shape that the layer takes
+
     Returns:
         One :class:`MixtureIteration` or :class:`DynamicIteration` for each iteration, in order. The last one has the
             poses (``mean`` or ``parents``) and ``activations`` that the layer returns.
@@ -211,6 +214,10 @@ def votes(
         parents: type and position of each parent: ``(c, y, x)`` in ConvCaps2d; ``c`` or ``(c,)`` in layers without
             positions, such as ClassCaps.
         routing_map: the graph of a :class:`~tritoncaps.GraphCaps`.
+
+    Shape:
+        - capsules: the shape that the layer takes
+        - result: votes [N, M, S, B, *pose] for M parents; see :class:`Votes`
 
     Returns:
         The votes for these parents only.
