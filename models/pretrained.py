@@ -31,7 +31,7 @@ CHECKSUMS: dict[str, str] = {
 class Pretrained(NamedTuple):
     """Pretrained weights.
 
-    Args:
+    Attributes:
         settings: settings of the training run, by the names of :class:`tritoncaps.training.Config`.
         card: test data, accuracy and remarks.
         weights: the state_dict of the network.

@@ -133,8 +133,9 @@ def test_examples_run(module):
 
 @pytest.mark.parametrize("thing", [*CALLABLES, *ROUTINGS, backends.use_backend], ids=full_name)
 def test_arguments_are_described(thing):
-    """The section Args has the parameters of the signature."""
-    described = re.findall(r"^    (\*{0,2}\w+): ", section(thing, "Args"), re.MULTILINE)
+    """The section Args, or Attributes of a named tuple, has the parameters of the signature."""
+    title = "Attributes" if inspect.isclass(thing) and issubclass(thing, tuple) else "Args"
+    described = re.findall(r"^    (\*{0,2}\w+): ", section(thing, title), re.MULTILINE)
     assert sorted(described) == ([] if thing.__name__ in ELSEWHERE else sorted(parameters_of(thing)))
 
 

@@ -33,7 +33,7 @@ class GradientSize(NamedTuple):
     An attack by gradients fails if the gradients vanish. Look at both numbers before you call a classifier robust
     (Hinton 2018, section 5.2).
 
-    Args:
+    Attributes:
         zeros: the fraction of gradients that are exactly zero.
         mean: the mean of the absolute values.
     """

@@ -13,7 +13,7 @@ from torch.utils._pytree import _register_namedtuple
 class Capsules(NamedTuple):
     """The capsules of a layer: a named tuple of two tensors.
 
-    Args:
+    Attributes:
         poses: the pose of each capsule, a 4x4 matrix or a vector.
         activations: how likely each capsule is present.
 
@@ -64,7 +64,7 @@ class Capsules(NamedTuple):
 class Gaussians(NamedTuple):
     """The parents after an M-step: a diagonal Gaussian and a logit for each. A named tuple of three tensors.
 
-    Args:
+    Attributes:
         mean: mean of the votes for each parent.
         variance: variance of the votes for each parent.
         logits: logit of the activation of each parent.

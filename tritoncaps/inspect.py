@@ -1,4 +1,4 @@
-"""Look inside routed layers: every iteration, the votes for chosen parents, and the pixels that support a class.
+"""Inspect routed layers: every iteration, the votes for chosen parents, and the pixels that support a class.
 
 The functions compute everything again for the given images, with the definition in :mod:`tritoncaps.reference`. They
 work image by image, so that they store only the votes of one image. Results do not depend on the backend of a layer.
@@ -35,7 +35,7 @@ _Layer = _MatrixRoutedCaps | _VectorRoutedCaps
 class MixtureIteration(NamedTuple):
     """One iteration of a mixture routing (EM, variational Bayes, your own fit).
 
-    Args:
+    Attributes:
         assignments: the assignments R that the fit uses, zero in missing slots.
         support: the sum of R a over the children of a parent.
         mean: means of the parents' Gaussians.
@@ -70,7 +70,7 @@ class MixtureIteration(NamedTuple):
 class DynamicIteration(NamedTuple):
     """One iteration of dynamic routing.
 
-    Args:
+    Attributes:
         assignments: the coupling coefficients, zero in missing slots.
         logits: the logits b; the coupling coefficients are their softmax.
         parents: the squashed sums of votes.
@@ -98,7 +98,7 @@ class DynamicIteration(NamedTuple):
 class Votes(NamedTuple):
     """The votes for M chosen parents.
 
-    Args:
+    Attributes:
         votes: the votes after coordinate addition, zero in missing slots.
         activations: activations of the children, zero in missing slots.
         children: locations of the children, -1 in missing slots.
@@ -135,7 +135,7 @@ class Votes(NamedTuple):
 class Attribution(NamedTuple):
     """The parts of the support of a class that come from each pixel and from each capsule.
 
-    Args:
+    Attributes:
         pixels: the part of each pixel; all pixels sum to ``support``.
         capsules: the part of each capsule, by the name of its layer; each layer sums to ``support``.
         support: the support of the class.

@@ -43,7 +43,7 @@ SPLITS = ("train", "test")
 class Entry(NamedTuple):
     """A data set in :data:`DATASETS`.
 
-    Args:
+    Attributes:
         load: a function of the split and the data folder that returns the images.
         shape: channels, height and width of an image.
         classes: names of the classes.

@@ -27,7 +27,7 @@ VectorRoute = Callable[..., Tensor]
 class VectorInputs(NamedTuple):
     """The inputs of dynamic routing.
 
-    Args:
+    Attributes:
         poses: the children's vectors.
         weight: transformation matrices.
         priors: initial logits.

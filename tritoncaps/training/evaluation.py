@@ -21,7 +21,7 @@ BATCH = 128
 class Evaluation(NamedTuple):
     """The result of an evaluation.
 
-    Args:
+    Attributes:
         accuracy: fraction of images that are classified correctly.
         right: whether each image is classified correctly.
         confusion: number of images for each pair of true and predicted class; None if images have two classes.

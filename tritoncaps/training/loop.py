@@ -48,7 +48,7 @@ class DivergedError(RuntimeError):
 class Result(NamedTuple):
     """The result of a run.
 
-    Args:
+    Attributes:
         reason: why the run ended: "finished", "early stop" or "interrupted".
         folder: folder of the run.
         step: number of training steps.
