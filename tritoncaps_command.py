@@ -1,7 +1,7 @@
-"""The command `tritoncaps`. It stands outside of the package, because to import any part of the package imports torch.
+"""The command `tritoncaps`. It is outside of the package, because importing any part of the package imports torch.
 
 OpenMP reads its settings when torch is imported. By default, torch's threads spin for milliseconds after an operation.
-On a machine where other programs run, they take the cores from the kernels that follow, so here they sleep instead.
+On a busy machine these threads slow down the kernels that follow, so the command lets them sleep instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def main() -> int:
 
 
 def restart() -> None:
-    """For `python -m tritoncaps`, which imports the package first: start Python again, unless the setting is there, or
-    there is one thread and nothing to set."""
+    """Start Python again with the setting, for `python -m tritoncaps`, which imports the package first. Do nothing if
+    the variable is set already, or if there is only one thread."""
     if os.name == "posix" and POLICY not in os.environ and os.environ.get("OMP_NUM_THREADS") != "1":
         sys.stdout.flush()
         os.execve(sys.executable, sys.orig_argv, {**os.environ, POLICY: "PASSIVE"})

@@ -1,8 +1,8 @@
-"""Training on a busy machine: images/s of `tritoncaps train` alone, and with two programs that never rest beside it.
+"""Training on a busy machine: images/s of `tritoncaps train` alone, and while two other programs use the CPU.
 
-python bench/busy.py                     at least 0.4 of the quiet figure is left, or the exit code is 1
+python bench/busy.py                     the exit code is 1 if the busy speed is below 0.4 of the quiet speed
 python bench/busy.py --steps 20          a shorter run
-OMP_WAIT_POLICY=ACTIVE python bench/busy.py      what it would be if torch's threads spun
+OMP_WAIT_POLICY=ACTIVE python bench/busy.py      the same with threads of torch that spin while they wait
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LEAST = 0.4  # of the quiet figure
-LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with this script, however it ends
+LEAST = 0.4  # smallest busy speed, as a fraction of the quiet speed
+LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends when this script ends
 
 
 def main() -> int:
@@ -38,15 +38,15 @@ def main() -> int:
     share = statistics.median(busy) / statistics.median(quiet)
     print(f"tritoncaps train, small MatrixCapsNet, batch 32, {args.steps} steps, on {os.cpu_count()} CPUs")
     if load > 0.5:
-        print(f"THE MACHINE WAS NOT QUIET (load {load:.2f} before the first run): do not trust these figures")
+        print(f"THE MACHINE WAS NOT QUIET (load {load:.2f} before the first run): do not trust these numbers")
     for name, figures in (("alone", quiet), (f"beside {args.loops} busy programs", busy)):
         print(f"{name:<24} {statistics.median(figures):8.1f} images/s   {'  '.join(f'{x:.1f}' for x in figures)}")
-    print(f"{'share':<24} {share:8.2f}            at least {LEAST} is wanted")
+    print(f"{'busy / quiet':<24} {share:8.2f}            must be at least {LEAST}")
     return 0 if share >= LEAST else 1
 
 
 def images_per_second(steps: int) -> float:
-    """Of the second half of a training run, in a process of its own."""
+    """The speed of the second half of a training run, in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--batch-size 32 --steps {steps} --log-every {-(-steps // 2)} --test-limit 1 --json".split()
         command = [sys.executable, "-m", "tritoncaps", "train", *flags, "--out", str(Path(folder) / "run")]

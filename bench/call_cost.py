@@ -1,6 +1,6 @@
-"""The fixed cost of a call: layers so small that the calls around the kernels take most of the time.
+"""The fixed cost of a call: layers so small that most of the time is spent outside of the kernels.
 
-Times are the least of many calls, because the work is always the same and all else only adds to it.
+The result is the smallest time of many calls: the work is always the same, and disturbances only add to the time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cases(level: str) -> list[CallCost]:
 class CallCost:
     name: str
     mode: str
-    new: Callable[[], Callable[[], object]]  # makes the function that is timed
+    new: Callable[[], Callable[[], object]]  # returns the function to time
     subject: str = "call_cost"
 
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
@@ -75,7 +75,7 @@ def network_forward() -> Callable[[], object]:
 
 
 def new_layer() -> tuple[ConvCaps2d, Capsules]:
-    """With 2 child types, 2 parent types and a kernel of 2x2."""
+    """A layer with 2 child types, 2 parent types and a kernel of 2x2, and its input."""
     capsules = Capsules(torch.randn(1, 2, 2, 2, 4, 4), torch.rand(1, 2, 2, 2))
     return ConvCaps2d(2, 2, 2, device=DEVICE), Capsules(*(x.to(DEVICE) for x in capsules))
 

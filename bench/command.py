@@ -1,4 +1,4 @@
-"""The command line that all benchmarks share."""
+"""The command line of all benchmarks."""
 
 from __future__ import annotations
 
@@ -34,15 +34,19 @@ def parse(subjects: Subjects, doc: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", dest="level", action="store_const", const="quick", help="smaller sizes, fewer rounds")
-    size.add_argument("--smoke", dest="level", action="store_const", const="smoke", help="tiny sizes: does it run?")
+    size.add_argument(
+        "--smoke", dest="level", action="store_const", const="smoke", help="tiny sizes, only to test the program"
+    )
     parser.set_defaults(level="full")
     parser.add_argument("--only", nargs="+", choices=list(subjects), metavar="SUBJECT", help=", ".join(subjects))
     parser.add_argument("--repeats", type=int, metavar="N", help="rounds of every case")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="rows, CSV and figures beside it [bench/results/]")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="file for the rows; CSV and figures go beside it [bench/results/]"
+    )
     parser.add_argument(
         "--page", type=Path, metavar="FILE.md", help="also write a page, with its rows and the figures beside it"
     )
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="measure nothing: take the rows of an earlier run")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="do not measure, use the rows of an earlier run")
     parser.add_argument(
         "--profile",
         nargs="?",
@@ -50,7 +54,7 @@ def parse(subjects: Subjects, doc: str | None) -> argparse.Namespace:
         choices=("torch", "proton"),
         help="also write a trace of our steps [torch]",
     )
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="a verdict for each case of two runs")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="compare two runs case by case")
     parser.add_argument(
         "--against", metavar="GITREF", help="measure another commit in turns with this one, and compare"
     )
@@ -96,7 +100,7 @@ def measure(args: argparse.Namespace, subjects: Subjects, target: Path) -> list[
 
 
 def against(args: argparse.Namespace, target: Path, turns: int = 3) -> tuple[list[Row], list[Row]]:
-    """The rows of the other commit and of this one; each turn measures both, in processes of their own."""
+    """The rows of the other commit and of this one. Each turn measures both, in separate processes."""
     with checkout(args.against) as folder, tempfile.TemporaryDirectory() as cache:
         runs: dict[str, list[list[Row]]] = {"other": [], "this": []}
         for turn in range(turns):
@@ -116,7 +120,7 @@ def _size(args: argparse.Namespace) -> list[str]:
 
 
 def merged(runs: list[list[Row]]) -> list[Row]:
-    """One run of the times of several."""
+    """Merge several runs into one, with the times of all."""
     times: dict[Any, list[float]] = {}
     for row in (row for run in runs for row in run):
         times.setdefault(report.key(row), []).extend(row.get("times_ms", []))
@@ -129,7 +133,7 @@ def merged(runs: list[list[Row]]) -> list[Row]:
 
 @contextmanager
 def checkout(reference: str) -> Iterator[Path]:
-    """A folder from which `import tritoncaps` finds another commit, laid out as it is installed."""
+    """A folder with another commit, from which Python can import tritoncaps."""
     git = ["git", "-C", str(BENCH)]
     with tempfile.TemporaryDirectory() as temporary:
         tree, site = Path(temporary) / "tree", Path(temporary) / "site"

@@ -1,4 +1,4 @@
-"""coordinate_addition: the position of every child added to its stored votes."""
+"""coordinate_addition: add the position of each child to its stored votes."""
 
 from __future__ import annotations
 

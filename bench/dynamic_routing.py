@@ -1,7 +1,7 @@
-"""Dynamic routing of CapsNet's class capsules: the fused kernels beside the einops reference and a convolution.
+"""Dynamic routing of CapsNet's class capsules: the fused kernels, the einops reference and a convolution.
 
-The traffic of a step is counted, too: bytes of every array that a Triton launch, or an operator of the eager reference,
-reads or writes, each once.
+The memory traffic of a step is also counted: the bytes of all arrays that each Triton launch, or each operator of the
+eager reference, reads or writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cases(level: str) -> list[Case | Traffic]:
 
 def case(name: str, problem: VectorProblem, timed: tuple[str, ...]) -> Case:
     table, routing = problem.routing_map, problem.routing
-    # each child has a matrix of its own, so a convolution with as many multiply-adds is one product for each image
+    # each child has its own matrix, so a 1x1 convolution of a single pixel has as many multiply-adds
     channels = (problem.in_caps * problem.in_dim, problem.out_caps * problem.out_dim)
     return Case(
         "dynamic_routing",
@@ -48,7 +48,7 @@ def case(name: str, problem: VectorProblem, timed: tuple[str, ...]) -> Case:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Counted on tensors without memory; nothing is timed."""
+    """The memory traffic, counted on meta tensors; nothing is timed."""
 
     name: str
     problem: VectorProblem

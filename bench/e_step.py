@@ -1,4 +1,4 @@
-"""e_step: every child shared among its parents, from stored votes."""
+"""e_step: compute the assignments from stored votes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EM routing of one layer: the fused kernels beside the einops reference and a convolution of as many multiply-adds."""
+"""EM routing of one layer: the fused kernels, the einops reference and a convolution with as many multiply-adds."""
 
 from __future__ import annotations
 

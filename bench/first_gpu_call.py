@@ -1,5 +1,5 @@
-"""What the first training step of MatrixCapsNet.small compiles on a GPU, from an empty cache. No GPU is needed: kernels
-are compiled for one and not run.
+"""The kernels that the first training step of MatrixCapsNet.small compiles on a GPU, with an empty cache. The program
+needs no GPU: it compiles the kernels for a GPU and does not run them.
 
     python bench/first_gpu_call.py [--capability 90] [--batch 8]
 """
@@ -13,14 +13,16 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-os.environ["TRITONCAPS_TRITON_ON_CPU"] = "1"  # launches reach Triton with CPU tensors, too
+os.environ["TRITONCAPS_TRITON_ON_CPU"] = "1"  # use Triton's kernels for CPU tensors, too
 os.environ.pop("TRITON_INTERPRET", None)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--capability", type=int, default=90, help="of the NVIDIA GPU: 80, 90 or 100")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument(
+        "--capability", type=int, default=90, help="compute capability of the NVIDIA GPU: 80, 90 or 100"
+    )
+    parser.add_argument("--batch", type=int, default=8, help="images of the step")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def first_step(capability: int, batch: int) -> dict[str, list[tuple[str, float, float]]]:
-    """Name, seconds and CPU seconds of what the forward pass and the whole step compile."""
+    """Name, seconds and CPU seconds of each kernel that the forward pass and the whole step compile."""
     import torch
 
     from tritoncaps import functional
@@ -45,7 +47,7 @@ def first_step(capability: int, batch: int) -> dict[str, list[tuple[str, float, 
 
 
 def compile_only(capability: int) -> list[tuple[str, float, float]]:
-    """From now on launches compile and do not run; the list grows by what they compile."""
+    """Make launches compile kernels without running them. The returned list gets an entry for each compiled kernel."""
     import torch
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver

@@ -1,13 +1,13 @@
-"""What EM routing costs a GPU, by counting: no GPU is needed, and no time here was measured.
+"""Estimates of the cost of EM routing on a GPU, by counting. The program needs no GPU and measures no times.
 
     python bench/gpu_estimate.py               the layers of the paper's two networks, at batch 64
-    python bench/gpu_estimate.py --resources   registers, shared memory and occupancy of every compiled kernel, or of
-                                               those that are named
+    python bench/gpu_estimate.py --resources   registers, shared memory and occupancy of all compiled kernels, or of
+                                               the named ones
     python bench/gpu_estimate.py --smoke       one layer
 
-Operations and bytes of our kernels are those of `kernels.triton.costs`, which profilers see too; those of the eager
-reference are counted operator by operator, on tensors without memory. A time is a roofline: the larger of operations at
-the peak rate and bytes at the peak bandwidth. It is a lower bound and an estimate, for either side.
+Operations and bytes of our kernels come from `kernels/mixture/triton/costs.py`, which profilers also use. For the eager
+reference, the operators are counted on meta tensors. A time is a roofline: the larger of operations at the peak rate
+and bytes at the peak bandwidth. It is an estimate and a lower bound, for our kernels and for the reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ITERATIONS = 3
 
 
 class Gpu(NamedTuple):
-    """Peak rates as their makers publish them, and the target that kernels are compiled for."""
+    """Peak rates that the manufacturers publish, and the target of the compiler."""
 
     target: str
     flops: float  # float32, without tensor cores
@@ -66,7 +66,7 @@ class Layer(NamedTuple):
 
 
 def layers(first: int, later: int) -> dict[str, Layer]:
-    """The capsule layers of the paper's network with so many types, on smallNORB, where primary capsules are 14x14."""
+    """The capsule layers of the paper's network with these numbers of types, on smallNORB: 14x14 primary capsules."""
     return {
         f"ConvCaps1 {first}->{later}": Layer(RoutingMap.conv((14, 14), 3, stride=2), first, later),
         f"ConvCaps2 {later}->{later}": Layer(RoutingMap.conv((6, 6), 3), later, later),
@@ -79,17 +79,17 @@ NETWORKS = {"MatrixCapsNet": layers(32, 32), "MatrixCapsNet.small": layers(8, 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=BATCH)
-    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS), help="those that rooflines are of")
-    parser.add_argument("--resources", nargs="*", metavar="NAME", help="a table of compiled kernels, as Markdown")
+    parser.add_argument("--batch", type=int, default=BATCH, help=f"images [{BATCH}]")
+    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS), help="GPUs of the rooflines [all]")
+    parser.add_argument("--resources", nargs="*", metavar="NAME", help="print a table of compiled kernels, as Markdown")
     parser.add_argument("--smoke", action="store_true", help="one layer")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file, one JSON object a line")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file, one JSON object in each line")
     args = parser.parse_args()
     if args.resources is not None:
         rows = resources(args.resources)
     else:
         gpus = {name: GPUS[name] for name in args.gpus}
-        print("ESTIMATES BY COUNTING, float32: roofline times are lower bounds, nothing here was measured on a GPU")
+        print("ESTIMATES BY COUNTING, float32: roofline times are lower bounds, nothing was measured on a GPU")
         if args.smoke:
             rows = estimate(*next(iter(NETWORKS["MatrixCapsNet"].items())), args.batch, gpus)
         else:
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def estimate_network(name: str, batch: int, gpus: dict[str, Gpu]) -> list[dict]:
-    """Print and return the rows of each routed layer, and those of all together."""
+    """Print and return the rows of each routed layer, and their sums."""
     found = [row for layer in NETWORKS[name].items() for row in estimate(*layer, batch, gpus)]
     sums = []
     for provider in PROVIDERS:
@@ -112,7 +112,7 @@ def estimate_network(name: str, batch: int, gpus: dict[str, Gpu]) -> list[dict]:
 
 
 def estimate(name: str, layer: Layer, batch: int, gpus: dict[str, Gpu]) -> list[dict]:
-    """Print and return a row for each kind of launch, for the whole step, and for the eager reference's."""
+    """Print and return a row for each kind of launch, for our whole step, and for the step of the eager reference."""
     launches = [x for part in layer.costs(batch) for x in part]
     few = [x.programs for part in layer.costs(REFERENCE_BATCH) for x in part]
     both = dict(zip(PROVIDERS, (launches, eager_operators(layer, batch)), strict=True))
@@ -129,7 +129,7 @@ def estimate(name: str, layer: Layer, batch: int, gpus: dict[str, Gpu]) -> list[
 
 
 def print_rows(rows: list[dict], gpus: dict[str, Gpu]) -> None:
-    """A table that ends with both providers, and the share of the traffic."""
+    """Print a table whose last rows are both providers, and the ratio of their traffic."""
     columns: dict[str, Callable[[dict], str]] = {
         "kernel": lambda r: r["kernel"],
         "launches": lambda r: str(r["launches"]),
@@ -144,18 +144,18 @@ def print_rows(rows: list[dict], gpus: dict[str, Gpu]) -> None:
     }
     print(aligned(cells(rows, columns)))
     ours, eager = rows[-2:]
-    print(f"our traffic is {ours['bytes'] / eager['bytes']:.2%} of the eager reference's")
+    print(f"our traffic is {ours['bytes'] / eager['bytes']:.2%} of the traffic of the eager reference")
 
 
 def row(layer: str, name: str, costs: list[Cost], gpus: dict[str, Gpu]) -> dict[str, Any]:
-    """The sums of all costs; times are sums, too: launches follow one another."""
+    """The sums of all costs and times: launches run one after the other."""
     sums = {key: sum(getattr(x, key) for x in costs) for key in ("launches", "flops", "bytes")}
     times = {name: sum(gpu.seconds(x) for x in costs) for name, gpu in gpus.items()}
     return {"layer": layer, "kernel": name, **sums, **times}
 
 
 class Counter(TorchDispatchMode):
-    """Lists operators that compute: their operations, and the bytes of what they read and write."""
+    """Lists the operators that compute, with their operations and the bytes that they read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Counter(TorchDispatchMode):
 
 
 def eager_operators(layer: Layer, images: int) -> list[Cost]:
-    """A training step of the einops reference, on tensors without memory."""
+    """The operators of a training step of the einops reference, on meta tensors."""
     m, B, C = layer
     shapes = ((images, B, *m.in_size, 4, 4), (images, B, *m.in_size), (m.num_weights, B, C, 4, 4), (C,), (C,))
     inputs = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
@@ -193,12 +193,12 @@ def storage(x: Tensor) -> int:
 
 
 def touched(x: Tensor) -> int:
-    """Bytes of memory behind a tensor: an expanded one is read once."""
+    """Bytes of memory of a tensor; an expanded tensor is read once."""
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 
 def compiled(cost: Cost, target: str) -> dict[str, int]:
-    """What the kernel needs."""
+    """The resources of the kernel."""
     return budget()[target][cost.name]
 
 
@@ -208,7 +208,7 @@ def budget() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def resources(names: list[str]) -> list[dict]:
-    """Print the compiled resources as Markdown, and return them; no names stand for all."""
+    """Print the resources of compiled kernels as Markdown, and return them. Without names: of all kernels."""
     targets = budget()
     print("| kernel | " + " | ".join(targets) + " |\n| --- |" + " --- |" * len(targets))
     rows = []
@@ -223,13 +223,13 @@ def resources(names: list[str]) -> list[dict]:
         cells = (f"{x['registers']} / {x['shared']} B / {x['occupancy']:.0%}" for x in used.values())
         print(f"| {name} | " + " | ".join(cells) + " |")
         rows += [{"kernel": name, "target": target, **x} for target, x in used.items()]
-    print("\nRegisters of a thread / shared memory of a program / warps that a multiprocessor can hold, of its most.")
+    print("\nRegisters of a thread / shared memory of a program / occupancy: warps that fit, as a part of the maximum.")
     return rows
 
 
 def occupancy(target: str, used: dict[str, int]) -> float:
-    """The part of a multiprocessor's warps that its registers hold; shared memory is never what is short."""
-    given = 8 * -(-used["registers"] // 8)  # registers are given out in eights
+    """Warps that fit into the registers of a multiprocessor, as a part of the maximum. Shared memory is no limit."""
+    given = 8 * -(-used["registers"] // 8)  # registers are allocated in multiples of eight
     if target.startswith("gfx"):  # four SIMDs of eight waves, with 512 registers for each of 64 lanes
         most, fit = 32, 4 * min(8, 512 // given)
     else:

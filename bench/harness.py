@@ -1,7 +1,7 @@
-"""How every benchmark measures: interleaved repetitions, roofs of the same run, errors against float64, memory.
+"""The measurements of all benchmarks: interleaved repetitions, roofs in the same run, errors against float64, memory.
 
-A `Case` is one calculation and the providers that can do it. Each subject is a file with `cases(level)`, a list of
-these, and runs alone (`python bench/m_step.py --quick`) or with all others (`python bench/suite.py --quick`).
+A `Case` is one calculation and its providers. Each subject is a file with a function `cases(level)` that returns a list
+of cases. Run it alone (`python bench/m_step.py --quick`) or all together (`python bench/suite.py --quick`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from torch.utils.flop_counter import flop_registry
 import tritoncaps
 import tritoncaps.flops
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # of the resident size, on Linux
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # for the resident size, on Linux
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# Ours computes in float32 proper, and so do rivals and the roof.
+# Our kernels do not use TF32, so rivals and the roof must not use it either.
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 IS_GPU = DEVICE.type == "cuda"
 OURS, REFERENCE, COMPILED = "tritoncaps", "reference", "reference, compiled"
-GRAPH = "tritoncaps, CUDA graph"  # the same launches without the time of the host
+GRAPH = "tritoncaps, CUDA graph"  # the same launches without the overhead of the host
 CONV, CNN = "nn.Conv2d", "CNN baseline"
 MIB = 2**20
-# What an error may be in any case, in units of the last place of the largest number of its tensor. Our kernels and
-# torch.compile add numbers one after the other, eager torch in pairs: of 2304 parts of beta_u's gradient, torch.compile
-# is 40 units off and eager torch 1.4.
+# An error up to this is always allowed, in units of the last place of the largest number in its tensor. Our kernels and
+# torch.compile add numbers sequentially, eager torch in pairs. For the sum of 2304 parts of beta_u's gradient, the
+# error of torch.compile is 40 units, that of eager torch 1.4 units.
 FLOOR = 64
 LEVELS = ("smoke", "quick", "full")
 Function = Callable[..., Sequence[Tensor]]
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 class Effort(NamedTuple):
-    """Rounds of a case: at least and at most so many, and in between until so many seconds have passed."""
+    """The number of rounds of a case: at least ``least``, at most ``most``, otherwise until ``seconds`` have passed."""
 
     least: int
     most: int
@@ -61,7 +61,7 @@ EFFORTS = {"smoke": Effort(2, 2, 0.0), "quick": Effort(5, 30, 0.3), "full": Effo
 
 
 class Rival(NamedTuple):
-    """Another calculation of about the same size, on tensors of its own. Its errors are not checked."""
+    """Another calculation of about the same size, with its own tensors. Its errors are not checked."""
 
     name: str
     function: Function
@@ -77,25 +77,25 @@ class Case:
     name: str
     ours: Function
     reference: Function
-    tensors: Callable[[], list[Tensor]]  # float64; rounded and moved to the device here
+    tensors: Callable[[], list[Tensor]]  # float64; converted and moved to the device here
     images: int
-    data: int  # how many of the tensors are data; parameters follow
+    data: int  # number of tensors that are data; the others are parameters
     rivals: tuple[Rival, ...] = ()
-    bytes: float | None = None  # that any forward pass must read and write
+    bytes: float | None = None  # bytes that any forward pass must read and write
     votes: int | None = None
     timed: tuple[str, ...] = (OURS, REFERENCE, COMPILED)
     modes: tuple[str, ...] = ("forward", "step")
     data_gradient: bool = True
-    group: str | None = None  # of cases that differ in one number, `x`
+    group: str | None = None  # name of a series of cases that differ only in the number `x`
     x: float | None = None
     threads: int | None = None
 
     def rows(self, level: str, repeats: int | None = None) -> list[Row]:
-        """Time all providers in turn, check what they computed, and count what they keep."""
+        """Time all providers in turn, check their results, and measure the memory that they keep."""
         functions = {OURS: self.ours, REFERENCE: self.reference}
-        # compiling takes most of a quick run's time, so it does so for a forward pass of EM routing only
+        # compiling takes most of the time of a quick run, so a quick run compiles only the forward pass of EM routing
         if COMPILED in self.timed and (level == "full" or (level == "quick" and not self.bytes)):
-            torch._dynamo.reset()  # or it would try shapes that vary
+            torch._dynamo.reset()  # otherwise it would compile for dynamic shapes
             functions[COMPILED] = torch.compile(self.reference)
         calls, rows = {}, {}
         for provider, mode in itertools.product(functions, self.modes):
@@ -115,7 +115,7 @@ class Case:
         return list(rows.values())
 
     def _add_graphs(self, calls: dict, rows: dict[Any, Row]) -> None:
-        """Our calls as replays of a CUDA graph; a call that cannot be captured is a row that says why."""
+        """Add our calls as replays of a CUDA graph. If a call cannot be captured, its row contains the reason."""
         for mode in self.modes:
             if (OURS, mode) in calls and not rows[OURS, mode].get("failed"):
                 rows[GRAPH, mode] = self._row(GRAPH, mode)
@@ -132,7 +132,7 @@ class Case:
     def call(
         self, function: Function, tensors: Callable[[], list[Tensor]], data: int, mode: str, dtype: torch.dtype
     ) -> Callable[[], list[Tensor]]:
-        """The outputs; in a step also the gradients."""
+        """A function that returns the outputs, and in a step also the gradients."""
         inputs = [x.to(DEVICE, dtype if x.is_floating_point() else None) for x in tensors()]
         if mode == "forward":
             return lambda: _without_gradient(function, inputs)
@@ -151,8 +151,8 @@ class Case:
         return step
 
     def _check(self, calls: dict, rows: dict[Any, Row]) -> None:
-        """A provider may be twice as wrong as plain torch in float32, and a floor more. Where the reference in float64
-        does not fit into memory, nothing is compared."""
+        """The error of a provider may be twice that of plain torch in float32, plus a floor. Nothing is compared if the
+        reference in float64 does not fit into memory."""
         try:
             exact, errors = self._results(torch.float64), {}
         except torch.OutOfMemoryError:
@@ -166,7 +166,7 @@ class Case:
             return
         floor = FLOOR * torch.finfo(torch.float32).eps
         plain = errors.get((REFERENCE, self.modes[-1]))
-        if plain is None:  # it takes its time, so it is computed only if it is needed
+        if plain is None:  # it is slow, so compute it only if it is needed
             plain = error(self._results(torch.float32), exact) if max(errors.values(), default=0) > floor else 0.0
         allowed = 2 * plain + floor
         for key, wrong in errors.items():
@@ -178,7 +178,7 @@ class Case:
         return [x.detach() for x in self.call(self.reference, self.tensors, self.data, self.modes[-1], dtype)()]
 
     def _count(self, calls: dict, rows: dict[Any, Row], functions: dict[str, Function]) -> None:
-        """Operations where all of them are known, bytes that must move, bytes kept for backward."""
+        """Count operations if all of them have a formula, bytes that must be moved, and bytes kept for backward."""
         for (provider, mode), row in rows.items():
             limited_by_memory = self.bytes is not None and provider in functions
             if provider not in (REFERENCE, COMPILED) and not limited_by_memory and not row.get("failed"):
@@ -198,7 +198,7 @@ def graphed(call: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
     """The same launches, replayed as a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # a capture must find everything compiled and allocated
+    with torch.cuda.stream(stream):  # compile and allocate everything before the capture
         for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(stream)
@@ -235,14 +235,14 @@ def error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def interleaved(calls: dict, effort: Effort, repeats: int | None = None) -> dict[Any, list[float]]:
-    """Seconds of each call in every round; a round calls all in turn, so that a noisy machine disturbs all alike.
+    """Seconds of each call in every round. A round calls all in turn, so that a noisy machine affects all equally.
 
-    The order changes from round to round, because a call finds in the caches what the one before has left there. A
-    short call is made twice, and the second one counts, as in a loop. All have been called before.
+    The order changes from round to round, because the state of the caches depends on the previous call. A short call is
+    made twice, and the second one counts, as in a loop. All calls have been made before, to compile kernels.
     """
     taken: dict[Any, list[float]] = {key: [] for key in calls}
     gc.collect()
-    gc.freeze()  # what is alive now, torch's compiler for one, need not be looked at again
+    gc.freeze()  # exclude existing objects, such as those of torch.compile, from later collections
     order, shuffle = list(calls), random.Random(0).shuffle
     start, rounds = time.perf_counter(), 0
     while rounds < (repeats or effort.least) or (
@@ -257,13 +257,13 @@ def interleaved(calls: dict, effort: Effort, repeats: int | None = None) -> dict
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """By the GPU's own clock if there is one, with its caches cold."""
+    """The time of a call. On a GPU, it is measured by events, with cold caches."""
     if IS_GPU:
         return _seconds_on_gpu(call)
     start = time.perf_counter()
     result = call()
     taken = time.perf_counter() - start
-    del result  # freeing it is not what is measured
+    del result  # do not measure the time to free it
     return taken
 
 
@@ -280,7 +280,7 @@ def _seconds_on_gpu(call: Callable[[], object]) -> float:
 
 
 def _add_times(rows: dict[Any, Row], taken: dict[Any, list[float]]) -> None:
-    """Percentiles, rates with the share of a roof, and how many times our own time it is, round by round."""
+    """Add percentiles, rates as fractions of the roofs, and ratios to our own time, computed in each round."""
     roofs = {name: amount / statistics.median(taken[name]) for name, amount in ROOF_AMOUNTS.items()}
     for key, row in rows.items():
         if key not in taken:
@@ -303,12 +303,12 @@ def _add_times(rows: dict[Any, Row], taken: dict[Any, list[float]]) -> None:
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """p20, p50 and p80, between the two nearest values."""
+    """p20, p50 and p80, interpolated."""
     low, middle, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8]).double())
     return float(low), float(middle), float(high)
 
 
-# The roofs: cuBLAS and memset on a GPU, torch's matrix product and a copy on a CPU.
+# The roofs, which are upper limits of a rate: cuBLAS and memset on a GPU, torch's matrix product and a copy on a CPU.
 MEMORY = "memset" if IS_GPU else "copy"
 _SIDE, _NUMBERS = (4096, 2**26) if IS_GPU else (1024, 2**23)
 _a, _b = torch.randn(2, _SIDE, _SIDE, device=DEVICE)
@@ -330,7 +330,7 @@ def flops(call: Callable[[], object]) -> int:
 
 
 class _Operations(TorchDispatchMode):
-    """FlopCounterMode without its hooks in modules, which autograd.grad does not bear."""
+    """FlopCounterMode without its hooks in modules, which do not work with autograd.grad."""
 
     total = 0
 
@@ -343,7 +343,7 @@ class _Operations(TorchDispatchMode):
 
 
 def kept_bytes(function: Function, tensors: Sequence[Tensor], data: int) -> int:
-    """What autograd keeps for the backward pass in float32, its inputs with it, but not parameters and tables."""
+    """Bytes that autograd keeps for the backward pass in float32, including inputs, without parameters and tables."""
     seen: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -362,7 +362,7 @@ def kept_bytes(function: Function, tensors: Sequence[Tensor], data: int) -> int:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Inside, torch uses ``count`` threads; None: as many as before."""
+    """A context in which torch uses ``count`` threads; None: no change."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -372,8 +372,8 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def convolution(images: int, size: Sequence[int], channels: tuple[int, int], kernel: int = 1, stride: int = 1) -> Rival:
-    """A plain nn.Conv2d without bias, of 8 B to 8 C channels where B types vote for C: 64 multiply-adds for each vote,
-    as many as a vote has."""
+    """nn.Conv2d without bias, of 8 B to 8 C channels for B child types and C parent types: 64 multiply-adds for each
+    vote, as many as the vote itself needs."""
     generator = torch.Generator().manual_seed(0)
 
     def tensors() -> list[Tensor]:
@@ -384,7 +384,7 @@ def convolution(images: int, size: Sequence[int], channels: tuple[int, int], ker
 
 
 def profile(case: Case, file: Path, profiler: str) -> None:
-    """Three of our steps, as seen by torch's profiler or Triton's."""
+    """Profile three of our steps with torch's profiler or Triton's."""
     call = case.call(case.ours, case.tensors, case.data, case.modes[-1], torch.float32)
     call()
     with {"torch": _torch_trace, "proton": _proton_tree}[profiler](file):
@@ -394,7 +394,7 @@ def profile(case: Case, file: Path, profiler: str) -> None:
 
 @contextmanager
 def _torch_trace(file: Path) -> Iterator[None]:
-    """``file``.trace.json, for chrome://tracing or Perfetto."""
+    """Write ``file``.trace.json, for chrome://tracing or Perfetto."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if DEVICE.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -405,7 +405,7 @@ def _torch_trace(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _proton_tree(file: Path) -> Iterator[None]:
-    """``file``.hatchet, for `proton-viewer -m tflop/s,gbyte/s`: launches with the operations and bytes they declare."""
+    """Write ``file``.hatchet, for `proton-viewer -m tflop/s,gbyte/s`: launches with their operations and bytes."""
     import triton.profiler as proton
 
     session = proton.start(str(file), hook="triton")
@@ -414,7 +414,7 @@ def _proton_tree(file: Path) -> Iterator[None]:
 
 
 def reset_resident_peak() -> int:
-    """The resident size now, from which the peak counts again, where the system can."""
+    """Reset the peak of the resident size, if the system supports it, and return the current size."""
     if not CLEAR.exists():
         return resident_peak()
     CLEAR.write_text("5")
@@ -422,7 +422,7 @@ def reset_resident_peak() -> int:
 
 
 def resident_peak() -> int:
-    """The greatest resident size since it was reset, in bytes."""
+    """The peak of the resident size since the last reset, in bytes."""
     return _resident("VmHWM") if STATUS.exists() else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -472,7 +472,7 @@ def processor() -> str:
 
 
 def clock() -> float | None:
-    """MHz: of a GPU the most, of a CPU at this moment."""
+    """The clock in MHz: the maximum of a GPU, the current one of a CPU."""
     if DEVICE.type == "cuda":
         return getattr(torch.cuda.get_device_properties(DEVICE), "clock_rate", 0) / 1e3 or None
     text = _cpuinfo("cpu MHz")
@@ -485,7 +485,7 @@ def _cpuinfo(field: str) -> str | None:
 
 
 def commit() -> str:
-    """That of the library which is measured."""
+    """The commit of the measured library."""
     folder = Path(tritoncaps.__file__).resolve().parents[1]
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

@@ -1,4 +1,4 @@
-"""Whole layers, as people use them, beside convolutions with as many multiply-adds as their votes."""
+"""Whole layers, compared with convolutions that have as many multiply-adds as the votes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def case(
     rival: Rival | None = None,
     timed: tuple[str, ...] = (OURS, REFERENCE),
 ) -> Case:
-    """``make`` makes the layer with a backend; ``shape`` is that of an image's poses."""
+    """A case. ``make`` builds the layer with a backend; ``shape`` is the shape of the poses of one image."""
     torch.manual_seed(0)
     layers = {provider: make(backend) for provider, backend in ((OURS, None), (REFERENCE, "reference"))}
     parameters = dict(layers[OURS].named_parameters())

@@ -1,4 +1,4 @@
-"""m_step: every parent's Gaussian, fitted to stored votes."""
+"""m_step: fit the Gaussian of each parent to stored votes."""
 
 from __future__ import annotations
 

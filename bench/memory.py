@@ -1,4 +1,4 @@
-"""Memory per layer: what autograd keeps for the backward pass, and the peak of a step, in a fresh process."""
+"""Memory of a layer: the memory that autograd keeps for the backward pass, and the peak of a step in a new process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tritoncaps.testing import Problem
 
 
 def problems(level: str) -> dict[str, Problem]:
-    """The routed layers of the paper's two networks; a quick run has one image of each."""
+    """The routed layers of the paper's two networks; a quick run uses one image for each."""
     if level == "smoke":
         return {"tiny": TINY}
     second = RoutingMap.conv((6, 6), 3)
@@ -36,7 +36,7 @@ def problems(level: str) -> dict[str, Problem]:
 
 
 def cases(level: str) -> list[Memory]:
-    """A quick run has time for the peak of one layer."""
+    """The cases; a quick run measures the peak of only one layer."""
     return [
         Memory(name, em_routing.case("memory", name, problem), level != "quick" or name == "ConvCaps1, 32 to 32")
         for name, problem in problems(level).items()
@@ -72,7 +72,7 @@ def peak_in_a_fresh_process(level: str, name: str, provider: str) -> float:
 
 
 def print_peak(level: str, name: str, provider: str) -> None:
-    """How far a step, after one that compiles, grows above what the process held before, in bytes."""
+    """Print the peak memory of a step above the memory before it, in bytes, after a first step that compiles."""
     problem = problems(level)[name]
     run(em_routing.case("memory", name, problem.but(images=1, in_caps=2, out_caps=2)), provider)()
     step = run(em_routing.case("memory", name, problem), provider)

@@ -1,11 +1,11 @@
-"""What a fit of one's own costs: a step of the paper's first routed layer with three mixture routings, in turns.
+"""The cost of your own fit: a step of the paper's first routed layer with three mixture routings, in turns.
 
 python bench/mixture_routing.py                 32 to 32 types, 4 images, float32
 python bench/mixture_routing.py --types 8       8 to 8 types
 
-EMRouting runs on kernels that contain its fit. The second routing repeats it in torch, on the kernels of any fit; the
-third is variational Bayes. A round measures all in turns. Times are the medians of many rounds, ratios the medians of
-each round's ratio; processor time counts all threads.
+The kernels of EMRouting contain its fit. The second routing has the same fit in torch, on the kernels for any fit. The
+third is variational Bayes. Each round measures all in turns. Times are the medians of many rounds, ratios the medians
+of the ratios of each round. CPU time is the sum over all threads.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ROUTINGS = {"EMRouting": EMRouting(3), "the same fit in torch": OwnEM(3), "VBRou
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", type=int, default=32, help="capsule types of children and parents [%(default)s]")
-    parser.add_argument("--images", type=int, default=4, help="[%(default)s]")
-    parser.add_argument("--rounds", type=int, default=40, help="[%(default)s]")
+    parser.add_argument("--images", type=int, default=4, help="images of a batch [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=40, help="number of rounds [%(default)s]")
     args = parser.parse_args()
     shape = (args.images, args.types, 14, 14)
     capsules = Capsules(torch.randn(*shape, 4, 4).requires_grad_(), torch.rand(shape).requires_grad_())
@@ -63,7 +63,7 @@ def step_of(layer: ConvCaps2d, capsules: Capsules) -> Callable[[], None]:
 
 
 def measure(steps: dict[str, Callable[[], None]], rounds: int) -> tuple[Times, Times]:
-    """Wall and processor time of each in every round; the first call, which may compile, does not count."""
+    """Wall time and CPU time of each step in every round. The first call, which may compile, does not count."""
     for step in steps.values():
         step()
     wall: Times = {name: [] for name in steps}
@@ -82,7 +82,7 @@ def ratio(times: list[float], others: list[float]) -> float:
 
 
 def kept(layer: ConvCaps2d, capsules: Capsules) -> int:
-    """Bytes that autograd keeps between forward and backward pass, inputs included, parameters not."""
+    """Bytes that autograd keeps between forward and backward pass, including inputs, without parameters."""
     parameters = {x.untyped_storage().data_ptr() for x in layer.parameters()}
     found = {}
 

@@ -1,7 +1,7 @@
 """Whole models: inference, and a training step without its optimizer.
 
-Beside them the papers' CNN baselines, and the same networks with an nn.Conv2d in the place of each routed layer, which
-has as many multiply-adds as that layer's votes.
+They are compared with the papers' CNN baselines, and with networks that have an nn.Conv2d instead of each routed layer,
+with as many multiply-adds as the votes of the layer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The layer of another capsule repository and ours, timed in turns on this machine: a training step, time and memory.
+"""Compare a layer of another capsule repository with ours: time and memory of a training step on this machine.
 
 git clone https://github.com/XifengGuo/CapsNet-Pytorch /somewhere/CapsNet-Pytorch
 python bench/peers.py --repo /somewhere/CapsNet-Pytorch --adapter xifengguo
 python bench/peers.py --repo FOLDER --adapter yl-1993 --types 8 16 --images 4
 
-The other layer is imported from your clone; this file contains none of its code. Where that code asks for a GPU
-(`.cuda()`) and there is none, it gets CPU tensors. Both layers have the same sizes and iterations; docs/migrating.md
-says where their algorithms differ. Times are the least of the rounds, memory is the peak of a step above what was held
-before.
+The program imports the other layer from your clone; this file contains none of its code. If that code calls `.cuda()`
+and there is no GPU, it gets CPU tensors. Both layers have the same sizes and iterations; docs/migrating.md describes
+where their algorithms differ. Times are the smallest of all rounds. Memory is the peak of a step above the memory
+before it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from torch import Tensor
 from tritoncaps import Capsules, ConvCaps2d, DynamicRouting, EMRouting, VBRouting, VectorCaps
 
 Step = Callable[[], object]  # forward and backward
-SIDE, KERNEL, STRIDE, ITERATIONS = 14, 3, 2, 3  # of the first routed layer of the papers' networks
+SIDE, KERNEL, STRIDE, ITERATIONS = 14, 3, 2, 3  # the first routed layer of the papers' networks
 PARENTS = (SIDE - KERNEL) // STRIDE + 1
-CHILDREN, CHILD_DIM, CLASSES, CLASS_DIM = 1152, 8, 10, 16  # of CapsNet's class capsules
+CHILDREN, CHILD_DIM, CLASSES, CLASS_DIM = 1152, 8, 10, 16  # the class capsules of CapsNet
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Sizes:
     images: int
     in_caps: int
     out_caps: int
-    children: int = CHILDREN  # of fully connected layers
+    children: int = CHILDREN  # for fully connected layers
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """How to time one repository: which file has its layer, what to call it, and how to make a step of it."""
+    """A repository: the files with its layer, the name of the layer, and functions that make a step of each layer."""
 
     repository: str
     files: tuple[str, ...]
@@ -62,7 +62,7 @@ def backward(*outputs: Tensor) -> None:
 
 
 def poses(sizes: Sizes, *axes: int) -> Tensor:
-    """Of matrix capsules, [N, in_caps, H, W, 4, 4] with its axes in this order."""
+    """Random poses of matrix capsules: [N, in_caps, H, W, 4, 4] with its axes permuted."""
     drawn = torch.randn(sizes.images, sizes.in_caps, SIDE, SIDE, 4, 4, device=DEVICE)
     return drawn.permute(axes).contiguous().requires_grad_() if axes else drawn.requires_grad_()
 
@@ -100,7 +100,7 @@ def xifengguo(modules: list[ModuleType], sizes: Sizes) -> Step:
 
 
 def gram_ai(modules: list[ModuleType], sizes: Sizes) -> Step:
-    modules[0].Variable = lambda tensor: tensor  # its script imports the name only where it is run as a script
+    modules[0].Variable = lambda tensor: tensor  # the module defines the name only if it is run as a script
     layer = modules[0].CapsuleLayer(CLASSES, sizes.children, CHILD_DIM, CLASS_DIM, num_iterations=ITERATIONS).to(DEVICE)
     given = vectors(sizes)
     return lambda: backward(layer(given))
@@ -163,7 +163,7 @@ ADAPTERS = {
 
 
 def load(folder: Path, files: tuple[str, ...]) -> list[ModuleType]:
-    """Import files of the clone. Packages for data and plots that are not installed become stand-ins."""
+    """Import files of the clone. Missing packages for data and plots are replaced by mocks."""
     modules = []
     for file in files:
         path = folder / file
@@ -183,7 +183,7 @@ def load(folder: Path, files: tuple[str, ...]) -> list[ModuleType]:
 
 @contextmanager
 def as_it_was_written_for() -> Iterator[None]:
-    """torch as the code expects it: without a GPU, `.cuda()` gives CPU tensors; `torch.cholesky` is there."""
+    """Change torch for old code: without a GPU, `.cuda()` returns CPU tensors; `torch.cholesky` exists."""
     with mock.patch.object(torch, "cholesky", torch.linalg.cholesky):
         if DEVICE.type == "cuda":
             yield
@@ -204,7 +204,7 @@ def seconds(step: Step) -> float:
 
 
 def peak(step: Step) -> float:
-    """MiB of a step above what was held before it, in a process that has not had as much."""
+    """Peak memory of a step in MiB, above the memory before it."""
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -221,7 +221,7 @@ def steps_of(adapter: Adapter, folder: Path, sizes: Sizes) -> dict[str, Step]:
 
 
 def times(adapter: Adapter, folder: Path, sizes: Sizes, rounds: int) -> dict[str, float]:
-    """The least time of a step of theirs and of ours, in ms."""
+    """The smallest time of a step of both layers, in ms."""
     found: dict[str, list[float]] = {"theirs": [], "ours": []}
     with as_it_was_written_for():
         steps = steps_of(adapter, folder, sizes)
@@ -234,14 +234,14 @@ def times(adapter: Adapter, folder: Path, sizes: Sizes, rounds: int) -> dict[str
 
 
 def print_peak(adapter: Adapter, folder: Path, sizes: Sizes, name: str) -> None:
-    """A step of a tiny layer compiles and loads what it needs; then the step that counts."""
+    """Print the peak memory of a step, after a step of a tiny layer, which compiles and loads code."""
     with as_it_was_written_for():
         steps_of(adapter, folder, Sizes(2, 2, 2, children=2))[name]()
         print(peak(steps_of(adapter, folder, sizes)[name]))
 
 
 def peaks() -> dict[str, float]:
-    """Of theirs and ours, each in a process of its own with the same arguments."""
+    """The peak memory of both layers, each in its own process with the same arguments."""
     command = [sys.executable, *sys.argv, "--peak-of"]
     started = {
         name: subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("theirs", "ours")
@@ -252,11 +252,12 @@ def peaks() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repo", type=Path, required=True, metavar="FOLDER", help="your clone of the repository")
-    parser.add_argument("--adapter", choices=list(ADAPTERS), required=True, help="whose repository it is")
-    parser.add_argument("--images", type=int, default=4, help="of a batch [%(default)s]")
-    parser.add_argument("--types", type=int, nargs=2, default=(32, 32), metavar=("B", "C"), help="of matrix capsules")
-    parser.add_argument("--children", type=int, default=CHILDREN, help="of vector capsules [%(default)s]")
-    parser.add_argument("--rounds", type=int, default=5, help="[%(default)s]")
+    parser.add_argument("--adapter", choices=list(ADAPTERS), required=True, help="owner of the repository")
+    parser.add_argument("--images", type=int, default=4, help="images of a batch [%(default)s]")
+    types = "types of matrix capsules: children and parents [32 32]"
+    parser.add_argument("--types", type=int, nargs=2, default=(32, 32), metavar=("B", "C"), help=types)
+    parser.add_argument("--children", type=int, default=CHILDREN, help="children of vector capsules [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds [%(default)s]")
     parser.add_argument("--peak-of", choices=("theirs", "ours"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     adapter, sizes = ADAPTERS[args.adapter], Sizes(args.images, *args.types, args.children)

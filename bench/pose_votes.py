@@ -1,4 +1,4 @@
-"""pose_votes: the votes themselves, written to memory, for routings of your own."""
+"""pose_votes: compute votes and store them, for your own routings."""
 
 from __future__ import annotations
 

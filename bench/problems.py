@@ -1,4 +1,4 @@
-"""The layers that benchmarks measure, and what routing problems have in common."""
+"""The layers of the benchmarks, and functions for routing problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = PAPER.but(in_caps=8, out_caps=16)
 CLASSES = SMALL.but(routing_map=RoutingMap.full((4, 4)), in_caps=16, out_caps=5)
 TINY = Problem(RoutingMap.conv((4, 4), 3), images=2, in_caps=4, out_caps=8)
 
-# The class capsules of CapsNet: 1152 of 8 numbers to 10 of 16.
+# The class capsules of CapsNet: 1152 children of 8 entries, 10 parents of 16 entries.
 DIGITS = VectorProblem(RoutingMap.full(()), images=128, in_caps=1152, out_caps=10, in_dim=8, out_dim=16)
 
 
@@ -24,7 +24,7 @@ def conv_problem(side: int, kernel: int = 3, stride: int = 2) -> RoutingMap:
 
 
 def chosen(level: str) -> dict[str, Problem]:
-    """Layers by name, as large as the level has time for."""
+    """The layers of a level, by name."""
     if level == "smoke":
         return {"tiny": TINY}
     if IS_GPU:  # batches that fill a device
@@ -41,7 +41,7 @@ def count(problem: Problem | VectorProblem) -> int:
 
 
 def rival(problem: Problem) -> Rival:
-    """The convolution with as many multiply-adds as the votes have."""
+    """The convolution with as many multiply-adds as the votes."""
     channels = (8 * problem.in_caps, 8 * problem.out_caps)
     kind, size, *rest = problem.routing_map.key
     if kind == "full":
@@ -51,7 +51,7 @@ def rival(problem: Problem) -> Rival:
 
 
 def stored(name: str, problem: Problem, ours: Function, reference: Function, tensors: list[Tensor], data: int) -> Case:
-    """A case of a function that takes or gives votes, named like its subject: memory limits it."""
+    """A case of a function that takes or returns votes and is limited by memory. Its name is the subject."""
     outputs = reference(*tensors)
     numbers = sum(x.numel() for x in (*tensors, *outputs))
     return Case(
@@ -59,7 +59,7 @@ def stored(name: str, problem: Problem, ours: Function, reference: Function, ten
         name,
         ours,
         reference,
-        lambda: [x.clone(memory_format=torch.contiguous_format) for x in tensors],  # votes as our pose_votes gives them
+        lambda: [x.clone(memory_format=torch.contiguous_format) for x in tensors],  # the layout of pose_votes
         problem.images,
         data,
         bytes=4.0 * numbers,

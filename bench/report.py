@@ -1,4 +1,4 @@
-"""What becomes of rows: tables, files, figures, verdicts, and the page of the documentation."""
+"""Output of the rows: tables, files, figures, comparisons, and the page of the documentation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(file: Path) -> list[Row]:
 
 
 def write(rows: list[Row], file: Path) -> None:
-    """One JSON object a line, the header first, and the same without the header as CSV."""
+    """Write one JSON object in each line, the header first, and a CSV file without the header."""
     save(file, lines_of(rows))
     columns = list(dict.fromkeys(name for row in rows[1:] for name in row if name != "times_ms"))
     text = io.StringIO()
@@ -40,7 +40,7 @@ def write(rows: list[Row], file: Path) -> None:
 
 
 def lines_of(rows: list[Row]) -> str:
-    """One JSON object a line."""
+    """One JSON object in each line."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -105,7 +105,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def cells(rows: list[Row], columns: dict[str, Callable[[Row], str]] = COLUMNS) -> list[list[str]]:
-    """Titles and rows, without the columns that say nothing."""
+    """Titles and rows, without empty columns."""
     found = {title: [cell(row) for row in rows] for title, cell in columns.items()}
     used = {title: values for title, values in found.items() if any(values)}
     return [list(used), *(list(line) for line in zip(*used.values(), strict=True))]
@@ -138,7 +138,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def comparison(before: list[Row], after: list[Row]) -> str:
-    """Two runs, case by case. A difference counts where even p20 to p80 of both do not meet."""
+    """Compare two runs case by case. A difference counts if the intervals from p20 to p80 do not overlap."""
     old = {key(row): row for row in before[1:]}
     lines = [["subject", "case", "pass", "provider", "before ms", "after ms", "after/before", "verdict"]]
     for row in after[1:]:
@@ -174,7 +174,7 @@ STYLE = {
 
 
 def figures(rows: list[Row], folder: Path) -> list[Path]:
-    """Those for which there are rows."""
+    """Draw the figures that have rows."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -213,8 +213,8 @@ def _draw_memory(rows: list[Row]) -> Any:
 
 
 def _bars(rows: list[Row], value: str, title: str, label: str) -> Any:
-    """A group of horizontal bars for each case, a bar for each provider, on a logarithmic axis; each tells its number
-    and how many times ours it is."""
+    """A group of horizontal bars for each case, with a bar for each provider, on a logarithmic axis. Each bar has its
+    number and its ratio to ours."""
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys((r["subject"], r["case"]) for r in rows))
@@ -252,12 +252,12 @@ def _bars(rows: list[Row], value: str, title: str, label: str) -> Any:
 
 
 def _short(x: float) -> str:
-    """Two or three digits, and never an exponent."""
+    """A number with two or three digits, without an exponent."""
     return f"{x:.0f}" if x >= 100 else f"{x:.3g}" if x >= 10 else f"{x:.2g}"
 
 
 def _times_ours(row: Row, own: Row, value: str) -> float:
-    """As in the tables: times are compared round by round."""
+    """The ratio to ours; for times, computed in each round, as in the tables."""
     return row["times_ours"] if value == "p50_ms" else row[value] / own[value]
 
 
@@ -278,7 +278,7 @@ def _draw_scaling(rows: list[Row]) -> Any:
         low, middle, high = (
             [r["ns_per_vote"] * r[name] / r["p50_ms"] for r in points] for name in ("p20_ms", "p50_ms", "p80_ms")
         )
-        places = range(len(points))  # as far from each other, whatever the numbers
+        places = range(len(points))  # equal distances, independent of the numbers
         axes.fill_between(places, low, high, color=COLOURS[OURS], alpha=0.2, linewidth=0)
         axes.plot(places, middle, marker="o", linewidth=2, color=COLOURS[OURS])
         for place in places:
@@ -294,7 +294,7 @@ def _draw_scaling(rows: list[Row]) -> Any:
 
 
 def _annotate_beside(axes: Any, place: int, values: list[float]) -> None:
-    """The number of a point, on that side of it where the line is not."""
+    """Write the number of a point beside it, away from the line."""
     before, after = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
     own = values[place]
     is_peak, is_valley = own > max(before, after), own < min(before, after)
@@ -327,39 +327,40 @@ TITLES = {
 }
 
 NOTES = {
-    "em_routing": "Forward is without gradients. `nn.Conv2d` has 8 channels for each type, the same kernel, stride and "
-    "image: as many multiply-adds as all votes, once. Routing computes votes again in every iteration.",
-    "dynamic_routing": "The traffic is counted, not measured: bytes of every array that a Triton launch, or an "
-    "operator of the eager reference, reads or writes, each once.",
+    "em_routing": "The forward pass is without gradients. `nn.Conv2d` has 8 channels for each type, and the same "
+    "kernel, stride and image. So it has as many multiply-adds as computing all votes once. Routing computes the votes "
+    "again in every iteration.",
+    "dynamic_routing": "The memory traffic is counted, not measured: the bytes of all arrays that each Triton launch, "
+    "or each operator of the eager reference, reads or writes.",
     "models": "A forward pass and a training step (with the loss, without the optimizer). `nn.Conv2d` is the same "
-    "network with a convolution in the place of each routed layer, which has as many multiply-adds as its votes; the "
-    "CNN baseline is the paper's own for the same images.",
-    "memory": "Kept: what autograd holds for the backward pass, inputs included, without parameters. Peak: how far a "
-    "step grows the memory of a fresh process.",
-    "scaling": "A forward and a backward pass of our kernels; a flat line is perfect, except over iterations, which "
-    "cost more for each vote, and over threads, which should divide the time.",
-    "first_call": "Milliseconds of the first forward and backward pass in a fresh process. Kernels are compiled once "
-    "and kept on disk.",
-    "call_cost": "Milliseconds of a call whose kernels have next to nothing to do, and of one image through a network: "
-    "the least of many calls.",
-    "pose_votes": "Functions on stored votes, for routings of your own; GB/s counts arguments and results "
-    "once. On CPU, `coordinate_addition` is the einops reference under its own name.",
+    "network with a convolution instead of each routed layer, with as many multiply-adds as the votes of the layer. "
+    "The CNN baseline is the one of the paper for the same images.",
+    "memory": "Kept: memory that autograd keeps for the backward pass, including inputs, without parameters. Peak: the "
+    "increase of memory in a step of a new process.",
+    "scaling": "A forward and a backward pass of our kernels. A flat line is ideal, with two exceptions: more "
+    "iterations cost more for each vote, and more threads should divide the time.",
+    "first_call": "Milliseconds of the first forward and backward pass in a new process. Kernels are compiled once and "
+    "stored on disk.",
+    "call_cost": "Milliseconds of a call with very small kernels, and of one image through a network: the smallest of "
+    "many calls.",
+    "pose_votes": "Functions on stored votes, for your own routings. GB/s counts each argument and result once. On a "
+    "CPU, `coordinate_addition` calls the einops reference.",
 }
 
 METHOD = f"""\
-Every case calls its providers in turn, round by round, so that a noisy machine disturbs all alike; "times ours" is how
-many times our own time a provider takes, compared within each round. A call of less than {SHORT} s is made
-twice and the second one counts, as in a loop. The roofs, a product of two square matrices (sgemm) and a copy (a memset
-on a GPU), are measured in the same rounds. Every result is compared with the reference in float64 first: it may be
-twice as wrong as plain torch in float32, and {FLOOR} units in the last place more. A provider that is not prints no
-time. The error is the largest of all results and gradients, relative to the largest number of its tensor.
+In each round, a case calls all its providers in turn, so that a noisy machine affects all equally. "times ours" is the
+time of a provider divided by our time, computed in each round. A call of less than {SHORT} s is made twice and the
+second one counts, as in a loop. The roofs are upper limits, measured in the same rounds: a product of two square
+matrices (sgemm) and a copy (a memset on a GPU). Every result is first compared with the reference in float64. Its error
+may be twice that of plain torch in float32, plus {FLOOR} units in the last place. A provider with a larger error gets
+no time. The error is the largest of all results and gradients, relative to the largest number in the tensor.
 
-GFLOP/s count matrix products, convolutions and what our kernels need for each vote; the einops reference does other
-work, so it has no rate. A quick run compiles the reference for the forward pass of EM routing only."""
+GFLOP/s count matrix products, convolutions and the operations that our kernels need for each vote. The einops reference
+does different work, so it has no rate. A quick run compiles the reference only for the forward pass of EM routing."""
 
 
 def write_page(rows: list[Row], page: Path) -> None:
-    """The page; its rows and figures go to the folder of its name."""
+    """Write the page, and its rows and figures in the folder with its name."""
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     write(rows, folder / "rows.json")
@@ -372,7 +373,7 @@ def page_text(rows: list[Row], drawn: list[str]) -> str:
     pictures = {Path(name).stem: name for name in drawn}
     parts = [
         "# Benchmarks",
-        "Written by `make bench`, from the rows in [benchmarks/rows.json](benchmarks/rows.json); not by hand.",
+        "`make bench` writes this page from the rows in [benchmarks/rows.json](benchmarks/rows.json).",
         "```text\n" + heading(header) + "\n```",
         METHOD,
     ]
@@ -397,7 +398,7 @@ def _section(subject: str, rows: list[Row], pictures: dict[str, str]) -> list[st
 
 
 def _range(name: str, unit: str, rows: list[Row]) -> str:
-    """The least and the most that a roof reached, if it was measured."""
+    """The smallest and the largest value of a roof, if it was measured."""
     found = [row[f"{name}_{unit}"] for row in rows if f"{name}_{unit}" in row]
     form, title = (".0f", "GFLOP/s") if unit == "gflops" else (".1f", "GB/s")
     return f"{name} {min(found):{form}} to {max(found):{form}} {title}" if found else ""

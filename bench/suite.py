@@ -3,7 +3,7 @@
 python bench/suite.py --quick                        under two minutes on two cores
 python bench/suite.py                                larger sizes, more rounds, everything compiled
 python bench/suite.py --only em_routing layers       some subjects
-python bench/suite.py --compare A.json B.json        a verdict for each case of two runs
+python bench/suite.py --compare A.json B.json        compare two runs case by case
 python bench/suite.py --quick --against HEAD~3       this version and another one, measured in turns
 """
 

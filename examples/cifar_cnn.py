@@ -33,7 +33,7 @@ def main(steps=40):
     model = network(num_classes=3)
     fit(model, *toy_data.images(1000), steps)
     found = accuracy(model, *toy_data.images(300, seed=1))
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {found:.1%} of new images right")
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, accuracy on new images: {found:.1%}")
     return found
 
 

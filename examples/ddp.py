@@ -1,4 +1,4 @@
-"""Several processes, a share of each batch for every one: DistributedDataParallel.
+"""DistributedDataParallel: each process trains on a part of the batch.
 
 torchrun --nproc-per-node 2 examples/ddp.py
 """
@@ -21,7 +21,7 @@ def main(steps=5):
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
     torch.manual_seed(0)
     model = network(num_classes=3).to(device)
-    # batch norm by its own share; the poses of the classes take no part in the loss, but all parameters do
+    # batch normalisation uses the part of each process; the loss uses all parameters, though not the class poses
     model = DistributedDataParallel(model, device_ids=[device.index] if gpu else None)
     loss, optimiser = SpreadLoss(0.5).to(device), torch.optim.Adam(model.parameters(), lr=5e-3)
     images, labels = (x.to(device) for x in toy_data.images(64, seed=rank))
@@ -35,7 +35,7 @@ def main(steps=5):
     dist.all_gather(everywhere, weights)
     if rank == 0:
         same = all(torch.equal(weights, other) for other in everywhere)
-        print(f"{processes} processes, loss {value.item():.3f}, the same weights everywhere: {same}")
+        print(f"{processes} processes, loss {value.item():.3f}, all have the same weights: {same}")
     dist.destroy_process_group()
 
 

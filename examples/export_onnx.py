@@ -1,4 +1,4 @@
-"""Export to ONNX with any batch size, and run it without torch. Needs onnxscript and onnxruntime.
+"""Export a network to ONNX with a dynamic batch size, and run it with onnxruntime. Needs onnxscript and onnxruntime.
 
 python examples/export_onnx.py [FILE]
 """
@@ -15,7 +15,8 @@ from tritoncaps import ClassCaps, EMRouting, PrimaryCaps
 
 
 def network():
-    """One routed layer, which exports in seconds. Large networks take longer: the reference has many operations."""
+    """A network with one routed layer, which exports in seconds. Larger networks take longer, because the export uses
+    the reference, which has many operations."""
     torch.manual_seed(0)
     features = (nn.Conv2d(1, 8, 5, stride=4), nn.ReLU())
     return nn.Sequential(*features, PrimaryCaps(8, 4), ClassCaps(4, 10, routing=EMRouting(iterations=2))).eval()
@@ -36,7 +37,7 @@ def main(file=None):
     with torch.no_grad():
         expected = model(images).activations
     difference = (torch.from_numpy(activations) - expected).abs().max().item()
-    print(f"poses {poses.shape}, activations {activations.shape}, differ from torch by {difference:.1e}")
+    print(f"poses {poses.shape}, activations {activations.shape}, largest difference from torch: {difference:.1e}")
     return difference
 
 

@@ -1,7 +1,7 @@
-"""A graph: joints of a stick figure are children, limbs are their parents, and the figure's gesture is the class.
+"""A graph: the joints of a stick figure are children, its limbs are their parents, and its gesture is the class.
 
-A joint's pose is its place, as a homogeneous 4x4 matrix. Edges of one relation share their matrices, so both arms are
-one kind of limb.
+The pose of a joint is its position, as a homogeneous 4x4 matrix. Edges of one relation share their matrices: here both
+arms use the same relations.
 
 python examples/graph.py
 """
@@ -39,7 +39,7 @@ def main(steps=100):
     model = Figure(num_classes=3)
     fit(model, *toy_data.figures(1000), steps, lr=2e-2)
     found = accuracy(model, *toy_data.figures(300, seed=1))
-    print(f"{found:.1%} of new figures right")
+    print(f"accuracy on new figures: {found:.1%}")
     return found
 
 

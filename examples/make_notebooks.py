@@ -1,4 +1,4 @@
-"""Make and execute the notebooks of their scripts, examples/notebooks/*.py. Needs jupytext, nbclient and ipykernel.
+"""Make the notebooks from the scripts examples/notebooks/*.py, and run them. Needs jupytext, nbclient and ipykernel.
 
 make notebooks
 """
@@ -18,7 +18,7 @@ def main():
         notebook = jupytext.read(script)
         NotebookClient(notebook, resources={"metadata": {"path": str(FOLDER)}}).execute()
         for cell in notebook.cells:
-            cell.metadata.pop("execution", None)  # times of day
+            cell.metadata.pop("execution", None)  # dates and times
         file = script.with_suffix(".ipynb")
         temporary = file.with_name(f"{file.name}.tmp")
         nbformat.write(notebook, temporary)

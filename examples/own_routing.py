@@ -1,7 +1,7 @@
-"""A routing of your own on the fused kernels: EM with a prior on the variances, in a few lines of torch.
+"""Your own routing on the fused kernels: EM with a prior on the variances, in a few lines of torch.
 
-`fit` gets the moments of each parent's votes and gives its Gaussian. No vote is stored. docs/your-routing.md shows a
-routing that shares nothing with EM.
+`fit` gets the moments of the votes for each parent and returns its Gaussian. No vote is stored. docs/your-routing.md
+shows a routing that is not based on EM.
 
 python examples/own_routing.py
 """
@@ -18,7 +18,7 @@ from tritoncaps import ClassCaps, ConvCaps2d, EMRouting, PrimaryCaps, use_backen
 
 @dataclass(frozen=True)
 class PriorRouting(EMRouting):
-    """EM with a prior of ``strength`` votes of variance one, so that no parent's variance becomes small by chance."""
+    """EM with a prior of ``strength`` votes of variance one, so that no variance becomes small by chance."""
 
     strength: float = 0.1
 
@@ -41,12 +41,12 @@ def main(steps=50):
     fit(model, *toy_data.images(1000), steps)
     images, labels = toy_data.images(300, seed=1)
     found = accuracy(model, images, labels)
-    print(f"{found:.1%} of new images right")
-    with torch.no_grad(), use_backend("reference"):  # the same fit on stored votes, to be sure
+    print(f"accuracy on new images: {found:.1%}")
+    with torch.no_grad(), use_backend("reference"):  # the same fit on stored votes, for comparison
         expected = model(images[:4])
     with torch.no_grad():
         difference = (model(images[:4]).poses - expected.poses).abs().max().item()
-    print(f"kernels and reference differ by {difference:.1e}")
+    print(f"largest difference between kernels and reference: {difference:.1e}")
     return found, difference
 
 

@@ -1,4 +1,4 @@
-"""1-D signals: capsules along a line tell waves apart.
+"""1-D signals: convolutional capsules classify waves.
 
 python examples/signals.py
 """
@@ -23,7 +23,7 @@ def main(steps=40):
     )
     fit(model, *toy_data.signals(1000), steps)
     found = accuracy(model, *toy_data.signals(300, seed=1))
-    print(f"{found:.1%} of new signals right")
+    print(f"accuracy on new signals: {found:.1%}")
     return found
 
 

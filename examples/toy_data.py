@@ -1,11 +1,11 @@
-"""Small data for the examples, made in milliseconds: shapes on images, waves, solids and moving figures."""
+"""Small data sets for the examples, generated in milliseconds: shapes on images, waves, solids and stick figures."""
 
 import torch
 
 
 def images(count, size=32, seed=0):
-    """Coloured discs, upright bars and lying bars at any place: images [N, 3, size, size] of mean 0 and variance 1,
-    labels [N]."""
+    """Coloured discs, vertical bars and horizontal bars at random positions: images [N, 3, size, size] of mean 0 and
+    variance 1, labels [N]."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
     centre = 0.35 + 0.3 * torch.rand(count, 2, 1, 1, generator=generator)
@@ -21,7 +21,7 @@ def images(count, size=32, seed=0):
 
 
 def signals(count, length=128, seed=0):
-    """Sine, square and saw-tooth waves of any phase and frequency: signals [N, 1, length], labels [N]."""
+    """Sine, square and sawtooth waves of random phase and frequency: signals [N, 1, length], labels [N]."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
     phase, frequency = torch.rand(2, count, 1, generator=generator)
@@ -47,7 +47,8 @@ def volumes(count, size=14, seed=0):
 
 
 def figures(count, seed=0):
-    """Stick figures of 7 joints, arms up, down or one of each, turned by any angle: joints [N, 7, 2], labels [N].
+    """Stick figures of 7 joints with both arms up, both down, or one up and one down, rotated by a random angle:
+    joints [N, 7, 2], labels [N].
 
     Joints: hip, neck, head, left elbow, left hand, right elbow, right hand.
     """

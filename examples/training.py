@@ -1,4 +1,4 @@
-"""The loop that the examples share: as for any network of torch.nn."""
+"""The training loop of the examples: the same as for any network of torch.nn."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tritoncaps import LinearMargin, SpreadLoss
 
 
 def fit(model, inputs, labels, steps, batch=32, lr=5e-3):
-    """Train ``model``, which gives Capsules of the classes, with the spread loss; the last loss."""
+    """Train ``model``, which returns class capsules, with the spread loss. Return the last loss."""
     loss, optimiser = SpreadLoss(LinearMargin(steps)), torch.optim.Adam(model.parameters(), lr=lr)
     model.train()
     for step in range(steps):
@@ -21,6 +21,6 @@ def fit(model, inputs, labels, steps, batch=32, lr=5e-3):
 
 @torch.no_grad()
 def accuracy(model, inputs, labels):
-    """The share of inputs whose most active class capsule is the right one."""
+    """The fraction of inputs whose most active class capsule is the true class."""
     model.eval()
     return (model(inputs).activations.argmax(1) == labels).float().mean().item()

@@ -1,7 +1,8 @@
-"""Transfer: a capsule head on the features of a frozen backbone, with images of 224x224.
+"""Transfer learning: a capsule head on the features of a frozen backbone, with images of 224x224.
 
-The backbone here is a small residual network with random weights, so that the example needs no download. Put yours in
-its place, such as torchvision's ``resnet50(weights=...)`` up to ``layer3``: anything that gives [N, channels, H, W].
+The backbone is a small residual network with random weights, so that the example needs no download. Replace it with
+your own, such as torchvision's ``resnet50(weights=...)`` up to ``layer3``: any network that returns features
+[N, channels, H, W].
 
 python examples/transfer.py
 """
@@ -31,14 +32,14 @@ class Residual(nn.Module):
 
 
 def backbone():
-    """To stride 16: images of 224x224 give 14x14 positions."""
+    """A network with stride 16: images of 224x224 give 14x14 positions."""
     stem = nn.Sequential(nn.Conv2d(3, 16, 7, stride=4, padding=3, bias=False), nn.BatchNorm2d(16), nn.ReLU())
     return nn.Sequential(stem, Residual(16, 32), Residual(32, 64)).eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def features_of(net, images, batch=16):
-    """A frozen backbone gives the same features in each epoch: compute them once."""
+    """The features of the images. A frozen backbone computes the same features in each epoch: compute them once."""
     return torch.cat([net(part) for part in images.split(batch)])
 
 
@@ -55,7 +56,7 @@ def main(steps=60, count=160):
     fit(head, (features - shift) / scale, labels, steps, batch=16)
     images, labels = toy_data.images(60, size=224, seed=1)
     found = accuracy(head, (features_of(net, images) - shift) / scale, labels)
-    print(f"{found:.1%} of new images right")
+    print(f"accuracy on new images: {found:.1%}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""3-D volumes, as of a scanner: balls, cubes and rods.
+"""3-D volumes, as from a scanner: classify balls, cubes and rods.
 
 python examples/volumes.py
 """
@@ -23,7 +23,7 @@ def main(steps=60):
     )
     fit(model, *toy_data.volumes(500), steps, batch=16)
     found = accuracy(model, *toy_data.volumes(200, seed=1))
-    print(f"{found:.1%} of new volumes right")
+    print(f"accuracy on new volumes: {found:.1%}")
     return found
 
 

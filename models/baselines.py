@@ -1,4 +1,4 @@
-"""The convolutional networks that the papers compare capsules with."""
+"""The convolutional networks that the papers compare with capsule networks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,28 @@ class _Baseline(nn.Module):
 
 
 class MNISTBaseline(_Baseline):
-    """256, 256, 128 channels of 5x5, then 328 and 192 units with dropout: 35.4M parameters (Sabour 2017)."""
+    """The baseline for MNIST (Sabour 2017): 35.4M parameters.
+
+    5x5 convolutions of 256, 256 and 128 channels, then 328 and 192 units with dropout.
+
+    Args:
+        in_channels: channels of the images.
+        num_classes: number of classes.
+        image_size: height and width of the images.
+
+    Shape:
+        - images: [N, in_channels, image_size, image_size]
+        - result: class scores [N, num_classes]
+
+    Raises:
+        ValueError: if the images have another shape.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.models.baselines import MNISTBaseline
+        >>> MNISTBaseline(image_size=8)(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(self, in_channels: int = 1, num_classes: int = 10, image_size: int = 28) -> None:
         super().__init__(
@@ -42,7 +63,28 @@ class MNISTBaseline(_Baseline):
 
 
 class MultiMNISTBaseline(_Baseline):
-    """512 channels of 9x9 and 256 of 5x5, each pooled, then 1024 units: 24.56M parameters (Sabour 2017)."""
+    """The baseline for MultiMNIST (Sabour 2017): 24.56M parameters.
+
+    A 9x9 convolution of 512 channels and a 5x5 convolution of 256 channels, each with pooling, then 1024 units.
+
+    Args:
+        in_channels: channels of the images.
+        num_classes: number of classes.
+        image_size: height and width of the images.
+
+    Shape:
+        - images: [N, in_channels, image_size, image_size]
+        - result: class scores [N, num_classes]
+
+    Raises:
+        ValueError: if the images have another shape.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.models.baselines import MultiMNISTBaseline
+        >>> MultiMNISTBaseline(image_size=8)(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(self, in_channels: int = 1, num_classes: int = 10, image_size: int = 36) -> None:
         super().__init__(
@@ -60,7 +102,28 @@ class MultiMNISTBaseline(_Baseline):
 
 
 class SmallNORBBaseline(_Baseline):
-    """32 and 64 channels of 5x5, each pooled, then 1024 units with dropout: 4.2M parameters (Hinton 2018)."""
+    """The baseline for smallNORB (Hinton 2018): 4.2M parameters.
+
+    5x5 convolutions of 32 and 64 channels, each with pooling, then 1024 units with dropout.
+
+    Args:
+        in_channels: channels of the images.
+        num_classes: number of classes.
+        image_size: height and width of the images.
+
+    Shape:
+        - images: [N, in_channels, image_size, image_size]
+        - result: class scores [N, num_classes]
+
+    Raises:
+        ValueError: if the images have another shape.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.models.baselines import SmallNORBBaseline
+        >>> SmallNORBBaseline()(torch.rand(2, 2, 32, 32)).shape
+        torch.Size([2, 5])
+    """
 
     def __init__(self, in_channels: int = 2, num_classes: int = 5, image_size: int = 32) -> None:
         super().__init__(

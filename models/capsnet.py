@@ -1,4 +1,4 @@
-"""CapsNet: the network of "Dynamic Routing Between Capsules" (2017), and the decoder that draws what it has seen."""
+"""CapsNet: the network of "Dynamic Routing Between Capsules" (2017), and its decoder, which reconstructs images."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from tritoncaps import Capsules, DynamicRouting, VectorCaps, VectorPrimaryCaps
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
 from tritoncaps.models.intermediate import CapsuleNetwork, through
 
-KERNEL = 9  # of both convolutions
+KERNEL = 9  # kernel size of both convolutions
 
 
 class CapsNet(CapsuleNetwork):
     """The network of "Dynamic Routing Between Capsules" (Sabour, Frosst and Hinton 2017).
 
     A 9x9 convolution of ``channels``, primary capsules (9x9, stride 2) of ``primary_caps`` types with ``primary_dim``
-    numbers, and a fully connected layer of class capsules. With ``decoder``, ``model.reconstruct`` draws images again.
+    entries, and a fully connected layer of class capsules. With ``decoder``, ``model.reconstruct`` reconstructs images.
 
     ``model(images, return_intermediate=True)`` returns the capsules of all layers by name: ``primary``, ``class_caps``.
 
     Args:
         in_channels: channels of the images.
-        num_classes: classes.
+        num_classes: number of classes.
         image_size: height and width of the images, at least 17.
-        iterations: of dynamic routing.
-        channels: of the first convolution.
+        iterations: iterations of dynamic routing.
+        channels: channels of the first convolution.
         primary_caps: types of primary capsules.
-        primary_dim: numbers of a primary pose.
-        class_dim: numbers of a class pose.
-        routing: overrides ``iterations``.
-        priors: learn the first routing logits.
-        decoder: draw images from class capsules.
-        backend: of all layers; default: chosen by device.
-        device: of the parameters.
-        dtype: of the parameters.
+        primary_dim: entries of a primary capsule's pose.
+        class_dim: entries of a class capsule's pose.
+        routing: a dynamic routing; it overrides ``iterations``.
+        priors: learn the initial routing logits.
+        decoder: add a decoder that reconstructs images from class capsules.
+        backend: backend of all layers; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - images: [N, in_channels, image_size, image_size]
@@ -98,25 +98,55 @@ class CapsNet(CapsuleNetwork):
 
     @classmethod
     def multi_mnist(cls, **kwargs: Any) -> CapsNet:
-        """The paper's network for two overlapping digits on 36x36: 11.36M parameters."""
+        """The paper's network for MultiMNIST, two overlapping digits on 36x36 pixels: 11.36M parameters.
+
+        Args:
+            **kwargs: other arguments of :class:`CapsNet`.
+
+        Returns:
+            The network.
+        """
         return cls(1, 10, 36, **kwargs)
 
     @classmethod
     def cifar10(cls, iterations: int = 3, **kwargs: Any) -> CapsNet:
-        """The paper's network for 24x24 crops of CIFAR-10: 64 types of primary capsules, and a parent that is none of
-        the above, for what the ten classes do not explain."""
+        """The paper's network for 24x24 crops of CIFAR-10: 64 types of primary capsules, and one more parent, "none of
+        the above", for children that belong to none of the ten classes.
+
+        Args:
+            iterations: iterations of dynamic routing.
+            **kwargs: other arguments of :class:`CapsNet`.
+
+        Returns:
+            The network.
+        """
         paper: dict[str, Any] = {"primary_caps": 64, "routing": DynamicRouting(iterations, none_of_the_above=True)}
         return cls(3, 10, 24, **paper | kwargs)
 
     @classmethod
     def small_norb(cls, **kwargs: Any) -> CapsNet:
-        """The paper's network for 32x32 crops of stereo pairs, with the architecture for MNIST."""
+        """The paper's network for 32x32 crops of smallNORB's stereo pairs, with the architecture for MNIST.
+
+        Args:
+            **kwargs: other arguments of :class:`CapsNet`.
+
+        Returns:
+            The network.
+        """
         return cls(2, 5, 32, **kwargs)
 
     @classmethod
     def svhn(cls, **kwargs: Any) -> CapsNet:
-        """The paper's smaller network for 32x32 images of house numbers: 64 channels, 16 types of 6 numbers, 8 for
-        each class."""
+        """The paper's smaller network for SVHN, 32x32 images of house numbers.
+
+        It has 64 channels, 16 types of primary capsules with 6 entries, and class capsules with 8 entries.
+
+        Args:
+            **kwargs: other arguments of :class:`CapsNet`.
+
+        Returns:
+            The network.
+        """
         paper: dict[str, Any] = {"channels": 64, "primary_caps": 16, "primary_dim": 6, "class_dim": 8}
         return cls(3, 10, 32, **paper | kwargs)
 
@@ -136,12 +166,19 @@ class CapsNet(CapsuleNetwork):
         return through("primary", primary, {"class_caps": self.class_caps}, return_intermediate)
 
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None, count: int = 1) -> Tensor:
-        """What the decoder draws of ``capsules``: see :class:`Decoder`.
+        """Reconstruct images from class capsules: see :class:`Decoder`.
 
         Args:
             capsules: the class capsules.
-            labels: [N], the capsule to draw; default: the longest.
-            count: how many of the longest capsules to draw, where no labels are given.
+            labels: the class to reconstruct; default: the capsule with the longest pose.
+            count: without labels, the number of longest capsules to reconstruct, each one alone.
+
+        Shape:
+            - capsules: poses [N, num_classes, class_dim], activations [N, num_classes]; labels: [N] or [N, m]
+            - result: [N, channels, H, W], or [N, m, channels, H, W] for labels [N, m] or ``count`` above 1
+
+        Returns:
+            The images, with pixels in [0, 1].
 
         Raises:
             RuntimeError: if the network has no decoder.
@@ -152,22 +189,35 @@ class CapsNet(CapsuleNetwork):
 
 
 class Decoder(nn.Module):
-    """Images in [0, 1] from one class capsule at a time: 512 and 1024 units, then one for each pixel.
+    """The decoder of CapsNet: it reconstructs an image from one class capsule, with layers of 512 and 1024 units.
 
-    All capsules but one are masked out: that of the label in training, otherwise the longest. Labels [N], or no labels
-    and ``count`` 1 -> [N, channels, size, size]. Two digits lie in a picture of MultiMNIST: labels [N, 2], or the two
-    longest capsules with ``count`` 2 -> [N, 2, channels, size, size], each drawn alone.
+    ``decoder(capsules, labels=None, count=1)`` masks all capsules except one: the capsule of the label, or without
+    labels the longest one. For the two digits of MultiMNIST, labels [N, 2], or ``count`` 2 without labels, give two
+    images, one of each digit.
 
     Args:
-        num_classes: classes.
-        dim: numbers of a class pose.
-        channels: of the images.
+        num_classes: number of classes.
+        dim: entries of a class capsule's pose.
+        channels: channels of the images.
         image_size: height and width of the images.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Shape:
+        - capsules: poses [N, num_classes, dim], activations [N, num_classes]; labels: [N] or [N, m]
+        - result: [N, channels, image_size, image_size], or [N, m, channels, image_size, image_size] for labels [N, m]
+          or ``count`` above 1; pixels are in [0, 1]
 
     Raises:
         ValueError: if the shape of capsules or labels is wrong.
+        TypeError: if the labels are not a tensor of whole numbers.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import functional
+        >>> from tritoncaps.models import Decoder
+        >>> Decoder(10, 16, channels=1, image_size=28)(functional.with_lengths(torch.rand(2, 10, 16))).shape
+        torch.Size([2, 1, 28, 28])
     """
 
     def __init__(
@@ -214,8 +264,19 @@ class Decoder(nn.Module):
         return images.unflatten(-1, (self.channels, self.image_size, self.image_size))
 
     def masked(self, poses: Tensor, labels: Tensor) -> Tensor:
-        """Poses [N, classes, dim] and labels [N] or [N, m] -> [N, classes, dim] or [N, m, classes, dim], zero but for
-        the labelled capsule."""
+        """Replace all poses by zero, except those of the labelled capsule.
+
+        Args:
+            poses: poses of the class capsules.
+            labels: the classes to keep.
+
+        Shape:
+            - poses: [N, classes, dim], labels: [N] or [N, m]
+            - result: [N, classes, dim] or [N, m, classes, dim]
+
+        Returns:
+            The masked poses.
+        """
         mask = torch.zeros(*labels.shape, self.num_classes, dtype=poses.dtype, device=poses.device)
         mask = mask.scatter(-1, labels[..., None].long(), 1)[..., None]
         return mask * (poses if labels.ndim == 1 else poses[:, None])

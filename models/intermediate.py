@@ -1,4 +1,4 @@
-"""Networks that return the capsules of their layers on request."""
+"""Base class of networks that can return the capsules of all their layers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tritoncaps.capsules import Capsules
 
 
 class CapsuleNetwork(nn.Module):
-    """A network from images to class capsules, whose call is typed: with ``return_intermediate`` it returns the
-    capsules of all layers by name."""
+    """A network from images to class capsules. With ``return_intermediate`` it returns the capsules of all layers by
+    name. This class declares the types of both calls."""
 
     if TYPE_CHECKING:
 
@@ -28,7 +28,7 @@ class CapsuleNetwork(nn.Module):
 def through(
     name: str, capsules: Capsules, layers: Mapping[str, nn.Module], return_intermediate: bool
 ) -> Capsules | dict[str, Capsules]:
-    """The capsules of the last of ``layers``, or, by name, ``capsules`` and those of every layer."""
+    """Apply ``layers`` in order. Return the last capsules, or with ``return_intermediate`` all of them by name."""
     kept = {name: capsules} if return_intermediate else {}
     for layer in layers:
         capsules = layers[layer](capsules)

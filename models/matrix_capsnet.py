@@ -34,18 +34,18 @@ class MatrixCapsNet(CapsuleNetwork):
 
     Args:
         in_channels: channels of the images.
-        num_classes: classes.
+        num_classes: number of classes.
         channels: A, B, C and D.
-        iterations: of EM routing.
+        iterations: iterations of EM routing.
         routing: any routing of matrix capsules; it overrides ``iterations``.
-        coordinates: add the scaled positions to the votes for the classes.
+        coordinates: coordinate addition in the class capsules.
         norm: batch normalisation of the features and of the capsules of every layer, by
             :class:`~tritoncaps.regularization.CapsuleNorm`.
-        dropout: probability that a capsule of the second ConvCaps is silent in training.
-        primary_bias: of the logits of primary activations, at the start; the authors' code has sigmoid(x - 1).
-        backend: of all layers; default: chosen by device.
-        device: of the parameters.
-        dtype: of the parameters.
+        dropout: probability that a capsule of the second ConvCaps2d is dropped in training.
+        primary_bias: initial bias of the logits of primary activations; the authors' code uses -1.
+        backend: backend of all layers; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - images: [N, in_channels, H, W], standardised (mean 0, variance 1)
@@ -110,11 +110,14 @@ class MatrixCapsNet(CapsuleNetwork):
 
         Args:
             in_channels: channels of the images.
-            num_classes: classes.
-            iterations: of EM routing; default 3, or those of the training of ``pretrained``.
-            pretrained: weights that come with the package, "toynorb" for instance (docs/models.md). Competition is then
-                that of the training, unless ``routing`` is given.
-            **kwargs: see :class:`MatrixCapsNet`.
+            num_classes: number of classes.
+            iterations: iterations of EM routing; default 3, or those with which ``pretrained`` was trained.
+            pretrained: name of weights that are part of the package, for example "toynorb" (see docs/models.md). The
+                network then uses the routing of the training, unless ``routing`` is given.
+            **kwargs: other arguments of :class:`MatrixCapsNet`.
+
+        Returns:
+            The network.
 
         Raises:
             ValueError: if ``pretrained`` has other channels or classes.
@@ -151,7 +154,8 @@ class MatrixCapsNet(CapsuleNetwork):
         return found if return_intermediate else found["class_caps"]
 
     def reset_parameters(self) -> None:
-        """About half of the capsules of each layer are active at the start, on images of mean 0 and variance 1."""
+        """Initialise the weights so that about half of the capsules of each layer are active, on images of mean 0 and
+        variance 1."""
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
@@ -159,5 +163,5 @@ class MatrixCapsNet(CapsuleNetwork):
             layer.reset_parameters()
         assert self.primary.activation.bias is not None
         nn.init.constant_(self.primary.activation.bias, self.primary_bias)
-        if isinstance(self.conv_caps2.routing, EMRouting):  # poses that agreed once agree more the second time
+        if isinstance(self.conv_caps2.routing, EMRouting):  # its votes agree more than those of conv_caps1
             nn.init.constant_(self.conv_caps2.get_parameter("beta_u"), 1.25)

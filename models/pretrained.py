@@ -1,7 +1,7 @@
-"""Weights that are installed with the package: no download.
+"""Pretrained weights that are part of the package, without a download.
 
-A file holds the weights, the settings that they were trained with, and a card: what they were tested on, with what
-accuracy, and what to know about the data. It is read without running code, after a check of its checksum.
+A file contains the weights, the settings of their training, and a card with the test data, the accuracy and remarks
+about the data. Before a file is loaded, its checksum is checked. Loading does not run code from the file.
 
 >>> from tritoncaps.models import MatrixCapsNet
 >>> network = MatrixCapsNet.small(2, 5, pretrained="toynorb").eval()
@@ -29,7 +29,13 @@ CHECKSUMS: dict[str, str] = {
 
 
 class Pretrained(NamedTuple):
-    """``settings`` of the run, by the names of :class:`tritoncaps.training.Config`; ``card``; ``weights`` by name."""
+    """Pretrained weights.
+
+    Attributes:
+        settings: settings of the training run, by the names of :class:`tritoncaps.training.Config`.
+        card: test data, accuracy and remarks.
+        weights: the state_dict of the network.
+    """
 
     settings: dict[str, Any]
     card: dict[str, Any]
@@ -37,13 +43,16 @@ class Pretrained(NamedTuple):
 
 
 def load_pretrained(name: str) -> Pretrained:
-    """The weights ``name`` of the package, their settings and their card; docs/models.md lists the names.
+    """Load weights that are part of the package; docs/models.md describes them.
 
     Args:
         name: "mnist", "toynorb" or "smallnorb".
 
+    Returns:
+        The weights, the settings of their training, and their card.
+
     Raises:
-        ValueError: if there are no weights of this name.
+        ValueError: if there are no weights with this name.
         RuntimeError: if the file is missing or damaged.
 
     Example:
@@ -65,7 +74,19 @@ def load_pretrained(name: str) -> Pretrained:
 
 
 def encode(pretrained: Pretrained) -> bytes:
-    """The content of a file for the folder ``weights``."""
+    """Encode weights as the content of a file for the folder ``weights``.
+
+    Args:
+        pretrained: the weights.
+
+    Returns:
+        The content of the file.
+
+    Example:
+        >>> from tritoncaps.models.pretrained import encode, load_pretrained
+        >>> isinstance(encode(load_pretrained("mnist")), bytes)
+        True
+    """
     file = io.BytesIO()
     torch.save({"format": FORMAT, **pretrained._asdict()}, file)
     return file.getvalue()

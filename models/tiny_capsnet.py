@@ -15,25 +15,25 @@ from tritoncaps.models.intermediate import CapsuleNetwork
 class TinyCapsNet(CapsuleNetwork):
     """The small network of variational Bayes routing (Ribeiro et al. 2020): one layer of routed capsules.
 
-    A 5x5 convolution with stride 2, primary capsules by a 3x3 convolution with stride 2, and class capsules that route
-    the votes of all of them, with matrices for every position. ``channels`` are the features and the primary types.
+    A 5x5 convolution with stride 2, primary capsules by a 3x3 convolution with stride 2, and class capsules that get
+    the votes of all of them. Each position has its own matrices. ``channels`` are the features and the primary types.
     Images of ``image_size`` 32 give 14x14 features and 6x6 primary capsules: 206 thousand parameters, 2,880 votes.
 
     ``model(images, return_intermediate=True)`` returns capsules by name: ``primary``, ``class_caps``.
 
     Args:
         in_channels: channels of the images.
-        num_classes: classes.
+        num_classes: number of classes.
         image_size: height and width of the images, at least 9.
         channels: features and primary types.
-        iterations: of EM routing.
+        iterations: iterations of EM routing.
         routing: any routing of matrix capsules; it overrides ``iterations``.
         norm: batch normalisation of features and of both layers of capsules.
-        dropout: probability that a primary capsule is silent in training.
-        primary_bias: of the logits of primary activations, at the start.
-        backend: of all layers; default: chosen by device.
-        device: of the parameters.
-        dtype: of the parameters.
+        dropout: probability that a primary capsule is dropped in training.
+        primary_bias: initial bias of the logits of primary activations.
+        backend: backend of all layers; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - images: [N, in_channels, image_size, image_size]

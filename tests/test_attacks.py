@@ -101,7 +101,7 @@ def test_parameters_get_no_gradient(curved):
     ("changes", "sentence"),
     [
         ({"epsilon": -1.0}, "epsilon must be a number of at least 0"),
-        ({"images": torch.full((1, 1, 2, 2), 200.0)}, "images must lie within bounds"),
+        ({"images": torch.full((1, 1, 2, 2), 200.0)}, "images must be within bounds"),
         ({"images": torch.rand(2, 2)}, r"images must have shape \[N, C, H, W\]"),
         ({"labels": torch.tensor([0, 1])}, r"labels must have shape \[1\]"),
     ],

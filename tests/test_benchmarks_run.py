@@ -201,7 +201,7 @@ def test_busy_programs_run_beside_every_second_run(monkeypatch, capsys):
     assert busy.main() == 1
     assert beside == [0, 0, 2, 0, 2]
     assert all(loop.poll() is not None for loop in started)
-    assert "share                        0.36" in capsys.readouterr().out
+    assert "busy / quiet                 0.36" in capsys.readouterr().out
 
 
 def test_gpu_estimate(tmp_path, bench):

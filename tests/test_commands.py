@@ -200,7 +200,7 @@ def test_ink_on_transparent_paper_stays_visible(capsys, tmp_path, mode, ink, pap
     pixels = read_picture(tmp_path / "ink.png", 1, 28, 28)
     assert pixels[0, 14, 14] == ink
     assert pixels[0, 2, 2] == 255 - ink
-    assert capsys.readouterr().err == f"{tmp_path / 'ink.png'}: transparent parts are taken for {paper}\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'ink.png'}: transparent parts become {paper}\n"
 
 
 def test_info_knows_the_papers_numbers(capsys):
@@ -277,7 +277,7 @@ def test_gpu_report(broken, tmp_path, monkeypatch, capsys):
 
 def test_gpu_report_needs_its_device(capsys, tmp_path):
     assert main(["doctor", "--gpu-report", str(tmp_path / "x"), "--device", "cuda:7"]) == 1
-    assert "--device cuda:7 is not there: torch finds no GPU" in capsys.readouterr().err
+    assert "--device cuda:7 does not exist: torch finds no GPU" in capsys.readouterr().err
 
 
 def test_tensors_keep_their_strides_on_the_way_to_a_gpu():

@@ -29,9 +29,9 @@ def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "report", report)
     accuracy = demo.main(0, tmp_path)
     out = capsys.readouterr().out
-    assert f"{accuracy:.1%} of 60 images of new toys are right" in out
+    assert f"accuracy {accuracy:.1%} on 60 images of new toys" in out
     assert "the reference, which stores votes" in out
-    assert "a linear classifier of the pixels: 50.0%; chance: 20%" in out
+    assert "accuracy of a linear classifier of the pixels: 50.0%; chance: 20%" in out
     assert drawn[0]["curve"] == [(row["step"] * 8, row["accuracy"]) for row in measured(tmp_path / "run")]
     with Image.open(tmp_path / "report.png") as picture:
         assert picture.size == (1300, 720)

@@ -49,7 +49,7 @@ def test_two_processes_have_the_same_weights():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run([*map(str, runner)], capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stderr
-    assert re.search(r"2 processes, loss 0\.\d+, the same weights everywhere: True", result.stdout)
+    assert re.search(r"2 processes, loss 0\.\d+, all have the same weights: True", result.stdout)
 
 
 @pytest.mark.parametrize("script", NOTEBOOKS, ids=lambda path: path.stem)

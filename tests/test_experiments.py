@@ -528,7 +528,7 @@ def test_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(experiments.Experiment, "function", interrupted)
     assert main(["experiment", "ablation", "--out", str(tmp_path)]) == 130
-    assert "the same command goes on where it stopped" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
 
 
 def test_command_prints_json(tmp_path, toys, capsys):

@@ -184,5 +184,5 @@ def test_mixed_images_have_two_labels():
     (own, _), (others, _) = objective(images, labels), objective(images, labels.flip(0))
     mixed, _ = objective(images, labels, None, 0.75)
     assert mixed.item() == pytest.approx(0.75 * own.item() + 0.25 * others.item(), rel=1e-5)
-    with pytest.raises(ConfigError, match="--mixup has no single digit to draw"):
+    with pytest.raises(ConfigError, match="--mixup gives no single digit to reconstruct"):
         loss_of(Config(model="capsnet", mixup=0.2))

@@ -133,7 +133,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, folder):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert f"go on with `tritoncaps train --resume {run}`" in out
+    assert f"continue with `tritoncaps train --resume {run}`" in out
     assert "Traceback" not in err
     assert load_checkpoint(run / "last.pt")["step"] == read_metrics(run)[-1]["step"]
 
@@ -219,7 +219,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_keeps_what_was_saved(
     settings += [] if steps > 2 else ["--out", str(run)]
     assert main(["train", *settings, "--steps", str(steps), "--checkpoint-every", "1"]) == 1
     error = capsys.readouterr().err
-    kept = "of an earlier step stays as it is" if steps > 2 else "no earlier one is there"
+    kept = "of an earlier step is still there" if steps > 2 else "there is no earlier one"
     assert error.startswith(f"tritoncaps train: the checkpoint {run / 'last.pt'} cannot be written: No space left on ")
     assert error.strip().endswith(kept)
     assert error.count("\n") == 1
@@ -295,7 +295,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path, capsys):
 def test_a_finished_run_is_not_overwritten(tmp_path, folder):
     config = Config(**TINY, model="linear", steps=1, data_dir=folder, out=str(tmp_path / "run"))
     train(config, quiet=True)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="contains a run: continue it with --resume"):
         train(config, quiet=True)
     again = train(config, resume=True, quiet=True)  # nothing left to do
     assert (again.reason, again.step) == ("finished", 1)

@@ -166,7 +166,7 @@ def images(**changes):
         ),
         ({"network": 3}, "must be a function of a Task, the routing iterations, a backend, but it is a int"),
         ({"network": lambda *_: 3}, "must return an nn.Module, but it returned a int"),
-        ({"network": lambda *_: nn.Flatten()}, r"must give scores of shape \[2, 5\] .* but it gives \[2, 2048\]"),
+        ({"network": lambda *_: nn.Flatten()}, r"must return scores of shape \[2, 5\] .* but it returns \[2, 2048\]"),
         (
             {"data": lambda split: 1},
             r"must be a function of 'train' or 'test', a folder, but its signature is \(split\)",
@@ -186,11 +186,11 @@ def images(**changes):
         ),
         (
             {"data": lambda split, _: replace(two_kinds(split, _), classes=("a", "b") if split == "test" else CLASSES)},
-            "training images of 3x8x6 in the classes dark, bright do not go with test images of 3x8x6 in .* a, b",
+            "training images of 3x8x6 in the classes dark, bright do not match test images of 3x8x6 in .* a, b",
         ),
         ({"loss": lambda outputs: 0}, r"must be a function of the network's outputs, labels, but its signature"),
-        ({"loss": lambda outputs, labels: outputs}, r"--loss must give a tensor with one number, .* shape \[2, 5\]"),
-        ({"loss": lambda outputs, labels: 0.0}, "--loss must give a tensor with one number, .* gives a float"),
+        ({"loss": lambda outputs, labels: outputs}, r"--loss must return a tensor with one number, .* shape \[2, 5\]"),
+        ({"loss": lambda outputs, labels: 0.0}, "--loss must return a tensor with one number, .* returns a float"),
         ({"loss": nn.Linear(5, 1)}, "--loss must have no parameters"),
     ],
 )
@@ -228,7 +228,7 @@ def test_names_on_the_command_line(place, folder, capsys):
         forget()
         assert main([*command, *given]) == 1
         error = capsys.readouterr().err
-        assert f"give it with {missing}" in error
+        assert f"pass it with {missing}" in error
         assert error.count("\n") == 1
         assert given or "mine" not in sys.modules
     forget()
@@ -258,7 +258,7 @@ def test_the_installed_command_imports_from_the_current_folder(place, folder):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nowhere:build", "there is no module nowhere, neither in .* nor where Python looks"),
+        ("nowhere:build", "there is no module nowhere, neither in .* nor on Python's path"),
         ("mine:nothing", "mine has no nothing"),
         ("mine:", "must be a known name or package.module:function, but it is 'mine:'"),
         ("mine.py:build", "there is no module mine.py, neither"),

@@ -1,4 +1,4 @@
-"""`python -m tritoncaps`, and so `torchrun -m tritoncaps`: the command."""
+"""Runs the command `tritoncaps` for `python -m tritoncaps` and `torchrun -m tritoncaps`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Adversarial images: the fast gradient sign method and the basic iterative method, on any classifier.
+"""Adversarial attacks on any classifier: the fast gradient sign method and the basic iterative method.
 
-A classifier is a function of images [N, C, H, W] that gives scores [N, classes] or Capsules of the classes: a network,
-or a function that prepares pixels for a network, so that epsilon is in units of the pixels.
+A classifier is a function of images [N, C, H, W] that returns scores [N, classes] or the class capsules. It may be a
+network, or a function that preprocesses pixels and calls a network; then epsilon is in units of the pixels.
 
 >>> from tritoncaps import attacks
 >>> changed = attacks.bim(network, images, labels, epsilon=0.1, steps=10)  # doctest: +SKIP
@@ -28,10 +28,14 @@ PIXELS: Bounds = (0.0, 1.0)
 
 
 class GradientSize(NamedTuple):
-    """Of the loss by the pixels: the share that is exactly zero, and the mean of the absolute values.
+    """Size of the gradient of a loss with respect to the pixels.
 
-    An attack by gradients finds nothing where they vanish, so both are to be looked at before a classifier is called
-    robust (Hinton 2018, section 5.2).
+    An attack by gradients fails if the gradients vanish. Look at both numbers before you call a classifier robust
+    (Hinton 2018, section 5.2).
+
+    Attributes:
+        zeros: the fraction of gradients that are exactly zero.
+        mean: the mean of the absolute values.
     """
 
     zeros: float
@@ -48,12 +52,36 @@ def fgsm(
     bounds: Bounds | None = PIXELS,
     loss: Loss | None = None,
 ) -> Tensor:
-    """The fast gradient sign method (Goodfellow et al. 2015): every pixel moves by ``epsilon``, where its gradient is
-    not zero, so that the loss grows.
+    """The fast gradient sign method (Goodfellow et al. 2015): change every pixel by ``epsilon`` to increase the loss.
 
-    ``targeted``: ``labels`` are the classes that the images are to be taken for, and the loss shrinks.
-    ``bounds``: pixels are clipped to these; None: not clipped.
-    ``loss``: of the classifier's outputs and the labels; default: :func:`cross_entropy`.
+    Pixels whose gradient is zero do not change.
+
+    Args:
+        classifier: a function from images to scores or class capsules.
+        images: the images to change.
+        labels: the true classes, or the target classes if ``targeted``.
+        epsilon: the change of a pixel.
+        targeted: decrease the loss of the target classes instead.
+        bounds: smallest and largest value of a pixel; results are clipped to them. None: results are not clipped.
+        loss: a function of the classifier's output and the labels; default: :func:`cross_entropy`.
+
+    Shape:
+        - images and result: [N, C, H, W], labels: [N]
+
+    Returns:
+        The changed images.
+
+    Raises:
+        ValueError: if a shape is wrong, or the images are not within the bounds.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import attacks
+        >>> classifier = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+        >>> images, labels = torch.full((2, 1, 8, 8), 0.5), torch.tensor([0, 2])
+        >>> changed = attacks.fgsm(classifier, images, labels, epsilon=0.1)
+        >>> round((changed - images).abs().max().item(), 3)
+        0.1
     """
     _check(images, labels, epsilon, bounds)
     direction = -1.0 if targeted else 1.0
@@ -73,11 +101,38 @@ def bim(
     bounds: Bounds | None = PIXELS,
     loss: Loss | None = None,
 ) -> Tensor:
-    """The basic iterative method (Kurakin et al. 2017): ``steps`` small steps of :func:`fgsm`; after each, every pixel
-    is brought back to at most ``epsilon`` from where it was.
+    """The basic iterative method (Kurakin et al. 2017): several small steps of :func:`fgsm`.
 
-    ``step_size``: of one step; default: 1.25 ``epsilon`` / ``steps``, so that a pixel can reach the edge.
-    The other arguments are those of :func:`fgsm`.
+    After each step, pixels that changed by more than ``epsilon`` are clipped to a change of ``epsilon``.
+
+    Args:
+        classifier: a function from images to scores or class capsules.
+        images: the images to change.
+        labels: the true classes, or the target classes if ``targeted``.
+        epsilon: the largest change of a pixel.
+        steps: number of steps.
+        step_size: epsilon of one step; default: 1.25 ``epsilon`` / ``steps``.
+        targeted: decrease the loss of the target classes instead.
+        bounds: smallest and largest value of a pixel; results are clipped to them. None: results are not clipped.
+        loss: a function of the classifier's output and the labels; default: :func:`cross_entropy`.
+
+    Shape:
+        - images and result: [N, C, H, W], labels: [N]
+
+    Returns:
+        The changed images.
+
+    Raises:
+        ValueError: if a shape is wrong, ``steps`` is below 1, or the images are not within the bounds.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import attacks
+        >>> classifier = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+        >>> images, labels = torch.full((2, 1, 8, 8), 0.5), torch.tensor([0, 2])
+        >>> changed = attacks.bim(classifier, images, labels, epsilon=0.1, steps=5)
+        >>> round((changed - images).abs().max().item(), 3)
+        0.1
     """
     _check(images, labels, epsilon, bounds)
     check_positive(steps=steps)
@@ -90,7 +145,27 @@ def bim(
 
 
 def gradient(classifier: Classifier, images: Tensor, labels: Tensor, loss: Loss | None = None) -> Tensor:
-    """Of each image's own loss, by its pixels: [N, C, H, W]. Parameters of the classifier get none."""
+    """The gradient of each image's loss with respect to its pixels. The classifier's parameters get no gradient.
+
+    Args:
+        classifier: a function from images to scores or class capsules.
+        images: the images.
+        labels: the classes.
+        loss: a function of the classifier's output and the labels; default: :func:`cross_entropy`.
+
+    Shape:
+        - images and result: [N, C, H, W], labels: [N]
+
+    Returns:
+        The gradients.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import attacks
+        >>> classifier = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+        >>> attacks.gradient(classifier, torch.rand(2, 1, 8, 8), torch.tensor([0, 2])).shape
+        torch.Size([2, 1, 8, 8])
+    """
     images = images.detach().requires_grad_()
     with torch.enable_grad():
         mean = (cross_entropy if loss is None else loss)(classifier(images), labels)
@@ -98,12 +173,48 @@ def gradient(classifier: Classifier, images: Tensor, labels: Tensor, loss: Loss 
 
 
 def gradient_size(gradients: Tensor) -> GradientSize:
-    """What :func:`gradient` gave, in two numbers."""
+    """Summarise the result of :func:`gradient` in two numbers.
+
+    Args:
+        gradients: the gradients.
+
+    Shape:
+        - gradients: [N, C, H, W]
+
+    Returns:
+        The fraction of zeros, and the mean absolute value.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import attacks
+        >>> attacks.gradient_size(torch.tensor([[[[0.0, 0.5]]]]))
+        GradientSize(zeros=0.5, mean=0.25)
+    """
     return GradientSize((gradients == 0).float().mean().item(), gradients.abs().mean().item())
 
 
 def cross_entropy(outputs: Capsules | Tensor, labels: Tensor) -> Tensor:
-    """Of scores; of capsules, of the logits of their activations, whose gradient does not vanish like a sigmoid's."""
+    """Cross-entropy of scores, or of class capsules.
+
+    For capsules it uses the logits of the activations, because the gradient of a sigmoid vanishes where it saturates.
+
+    Args:
+        outputs: scores, or class capsules.
+        labels: the classes.
+
+    Shape:
+        - outputs: scores or activations [N, classes], labels: [N]
+        - result: a scalar
+
+    Returns:
+        The loss.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import attacks
+        >>> attacks.cross_entropy(torch.zeros(1, 2), torch.tensor([0]))  # log 2
+        tensor(0.6931)
+    """
     scores = outputs if isinstance(outputs, Tensor) else torch.logit(outputs[1], LOGIT_EPSILON)
     return F.cross_entropy(scores, labels)
 
@@ -119,6 +230,6 @@ def _check(images: Tensor, labels: Tensor, epsilon: float, bounds: Bounds | None
     check_number("epsilon", epsilon, 0.0)
     if bounds is not None and len(images) and not bounds[0] <= images.min() <= images.max() <= bounds[1]:
         raise ValueError(
-            f"images must lie within bounds {bounds}, but they run from {images.min():.3g} to {images.max():.3g}: "
-            "give the bounds of your pixels, or None"
+            f"images must be within bounds {bounds}, but they range from {images.min():.3g} to {images.max():.3g}: "
+            "pass the bounds of your pixels, or None"
         )

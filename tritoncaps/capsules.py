@@ -1,4 +1,4 @@
-"""The tensors that pass between layers."""
+"""Named tuples of the tensors that layers take and return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from torch.utils._pytree import _register_namedtuple
 
 
 class Capsules(NamedTuple):
-    """A layer's capsules: the pose of each one, and how likely it is present. A named tuple of two tensors.
+    """The capsules of a layer: a named tuple of two tensors.
+
+    Attributes:
+        poses: the pose of each capsule, a 4x4 matrix or a vector.
+        activations: how likely each capsule is present.
 
     Shape:
         - matrix capsules: poses [N, C, *space, 4, 4], activations [N, C, *space]
@@ -30,24 +34,50 @@ class Capsules(NamedTuple):
     activations: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Capsules:
-        """``function`` of both tensors, as new Capsules."""
+        """Apply a function to both tensors.
+
+        Args:
+            function: a function of a tensor that returns a tensor.
+
+        Returns:
+            New capsules of the two results.
+        """
         return Capsules(function(self.poses), function(self.activations))
 
     def to(self, *args: Any, **kwargs: Any) -> Capsules:
-        """Both tensors on another device or of another dtype, as ``torch.Tensor.to`` takes them."""
+        """Move or cast both tensors, as ``torch.Tensor.to`` does.
+
+        Args:
+            *args: arguments of ``torch.Tensor.to``.
+            **kwargs: keyword arguments of ``torch.Tensor.to``.
+
+        Returns:
+            New capsules.
+        """
         return self.map(lambda x: x.to(*args, **kwargs))
 
     def detach(self) -> Capsules:
-        """Both tensors without their history."""
+        """New capsules of both tensors, detached from the autograd graph."""
         return self.map(Tensor.detach)
 
 
 class Gaussians(NamedTuple):
-    """The result of an M-step for each parent: a diagonal Gaussian over its votes, and a logit. A named tuple.
+    """The parents after an M-step: a diagonal Gaussian and a logit for each. A named tuple of three tensors.
+
+    Attributes:
+        mean: mean of the votes for each parent.
+        variance: variance of the votes for each parent.
+        logits: logit of the activation of each parent.
 
     Shape:
         - mean and variance: [N, C, *space, *pose]
         - logits: [N, C, *space]
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Gaussians
+        >>> Gaussians(torch.zeros(1, 2, 4, 4), torch.ones(1, 2, 4, 4), torch.zeros(1, 2)).activations
+        tensor([[0.5000, 0.5000]])
     """
 
     mean: Tensor
@@ -56,10 +86,10 @@ class Gaussians(NamedTuple):
 
     @property
     def activations(self) -> Tensor:
-        """a_j = sigmoid(logit_j)."""
+        """The activations of the parents: a_j = sigmoid(logit_j)."""
         return torch.sigmoid(self.logits)
 
 
-# so that torch.export can save programs that take or give them
+# so that torch.export can save programs that take or return them
 _register_namedtuple(Capsules, serialized_type_name="tritoncaps.Capsules")
 _register_namedtuple(Gaussians, serialized_type_name="tritoncaps.Gaussians")

@@ -1,12 +1,12 @@
-"""Transformation matrices from other libraries, in the layouts that are common there.
+"""Load the transformation matrices of other libraries.
 
-Ours are ``weight`` [*kernel_size, B, C, 4, 4] with V = M W. Others store a layer of B child types, C parent types and
-a K x K kernel as
+Our layout is ``weight`` [*kernel_size, B, C, 4, 4] with V = M W. Other libraries store a layer of B child types, C
+parent types and a K x K kernel in one of these layouts:
 
     [K*K*B, C, 4, 4] or [1, K*K*B, C, 4, 4]     slots and child types in one axis, child types fastest
-    [B, K, K, 4, C*4]                           parent types side by side, so that one product makes all votes
+    [B, K, K, 4, C*4]                           parent types next to each other, for one matrix product
 
-(K = 1 for class capsules, whose matrices are shared over positions.)
+K is 1 for class capsules, whose positions share the matrices.
 """
 
 from __future__ import annotations
@@ -20,14 +20,28 @@ from tritoncaps.layers import ClassCaps, ConvCaps2d
 
 
 def convert_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> Tensor:
-    """``weight``, of one of the layouts of this module, in the layout of ``layer.weight``.
+    """Convert the weight of another library to the layout of ``layer.weight``.
 
     Args:
-        layer: a layer of ours with the same sizes.
+        layer: a layer with the same sizes.
         weight: the matrices of the other library.
 
+    Shape:
+        - weight: [K*K*B, C, 4, 4], [1, K*K*B, C, 4, 4] or [B, K, K, 4, C*4]
+        - result: the shape of ``layer.weight``
+
+    Returns:
+        The matrices in the layout of ``layer.weight``.
+
     Raises:
-        ValueError: if its shape is none of the layouts.
+        ValueError: if the weight has none of these shapes.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import ConvCaps2d
+        >>> from tritoncaps.convert import convert_weight
+        >>> convert_weight(ConvCaps2d(8, 16, kernel_size=3), torch.randn(8, 3, 3, 4, 16 * 4)).shape
+        torch.Size([3, 3, 8, 16, 4, 4])
     """
     check_tensor("weight", weight)
     height, width = layer.kernel_size or (1, 1)
@@ -48,14 +62,17 @@ def convert_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def load_weight(layer: ConvCaps2d | ClassCaps, weight: Tensor) -> None:
-    """Copy ``weight``, of one of the layouts of this module, into ``layer``.
+    """Convert the weight of another library and copy it into ``layer``.
 
     Args:
-        layer: a layer of ours with the same sizes.
+        layer: a layer with the same sizes.
         weight: the matrices of the other library.
 
+    Shape:
+        - weight: [K*K*B, C, 4, 4], [1, K*K*B, C, 4, 4] or [B, K, K, 4, C*4]
+
     Raises:
-        ValueError: if its shape is none of the layouts.
+        ValueError: if the weight has none of these shapes.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-"""What `make demo` runs: a small MatrixCapsNet learns, in about two minutes, what five kinds of toys look like.
+"""The program of `make demo`: train a small MatrixCapsNet for about two minutes to classify five kinds of toys.
 
-It is tested on toys that it has never seen, beside a linear classifier, and its speed is measured beside the
-reference's. Everything goes to demo/: the run, and report.png.
+The network is tested on toys that are not in the training set, and compared with a linear classifier. Its speed is
+compared with the reference backend. The folder demo/ gets the run and a picture, report.png.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tritoncaps.training.saved import load_network, task_by_name
 from tritoncaps.training.task import build_network, load_test
 
 EVALUATIONS = 5
-LEAST_IMAGES = 8000  # on a slow machine, it takes longer
+LEAST_IMAGES = 8000  # training images on a slow machine, where the demo takes longer
 SAMPLES = 48
 PIPELINE = DATASETS["toynorb"].pipeline
 
@@ -35,7 +35,7 @@ CONFIG = Config(
     model="matrix-capsnet-small",
     iterations=2,
     competition="local",
-    jitter="none",  # with it, learning takes longer than a demo has time for
+    jitter="none",  # with jitter, training takes longer
     batch_size=32,
     lr=5e-3,
     lr_schedule="cosine",
@@ -45,15 +45,13 @@ CONFIG = Config(
 
 
 def main(seconds: float = 120.0, folder: Path = Path("demo")) -> float:
-    """Train for about ``seconds``, print what was measured, draw the report, and return the test accuracy."""
+    """Train for about ``seconds``, print the measurements, draw the report, and return the test accuracy."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     toys = load("toynorb", "train")
     tests = load_test(CONFIG)
     assert isinstance(toys, ImageSet)
     assert isinstance(tests, ImageSet)
-    print(
-        f"ToyNORB: {len(toys):,} stereo pairs of {', '.join(toys.classes)}; tests are on toys that are not among them"
-    )
+    print(f"ToyNORB: {len(toys):,} stereo pairs of {', '.join(toys.classes)} for training; tests use other toys")
 
     ours, reference = images_per_second(toys, None, steps=5), images_per_second(toys, "reference", steps=1)
     print(f"training speed: {ours:.0f} images/s; the reference, which stores votes: {reference:.3g} images/s")
@@ -62,18 +60,18 @@ def main(seconds: float = 120.0, folder: Path = Path("demo")) -> float:
     linear = linear_accuracy(toys, tests)
     seen = result.step * CONFIG.batch_size
     title = (
-        f"{result.accuracy:.1%} of {len(tests):,} images of new toys are right after {seen:,} training images, "
+        f"accuracy {result.accuracy:.1%} on {len(tests):,} images of new toys after {seen:,} training images, "
         f"{seen / result.seconds:.0f} images/s"
     )
     print(f"{title} on {torch.get_num_threads()} CPU threads")
-    print(f"a linear classifier of the pixels: {linear:.1%}; chance: {1 / len(toys.classes):.0%}")
+    print(f"accuracy of a linear classifier of the pixels: {linear:.1%}; chance: {1 / len(toys.classes):.0%}")
     draw(result, tests, linear, title, folder / "report.png")
     print(f"pictures: {folder / 'report.png'}; the run: {folder / 'run'}")
     return result.accuracy
 
 
 def images_per_second(toys: ImageSet, backend: str | None, steps: int) -> float:
-    """Of training steps: the median of a few, after one that compiles kernels."""
+    """Training speed: the median of a few steps, after a first step that compiles the kernels."""
     torch.manual_seed(0)
     network = build_network(CONFIG, task_by_name(CONFIG))
     objective = Objective(network, "spread", "fixed", 1, 0.0)
@@ -96,7 +94,7 @@ def train_capsules(steps: int, folder: Path) -> Result:
 
 
 def linear_accuracy(toys: ImageSet, tests: ImageSet, epochs: int = 5) -> float:
-    """Of a linear classifier of the same pixels, trained on all images several times over."""
+    """Test accuracy of a linear classifier of the same pixels, after a few epochs."""
     torch.manual_seed(0)
     pixels = PIPELINE.test(toys.images)[0].flatten(1)
     classifier = nn.Linear(pixels.shape[1], len(toys.classes))

@@ -1,4 +1,6 @@
-"""Looking at capsules through a decoder: poses that are moved a little, pixels that are given to what explains them.
+"""Helpers to inspect capsules with a decoder: change entries of poses, and compare drawings with objects.
+
+A drawing is the image that the decoder reconstructs from one capsule.
 
 >>> import torch
 >>> from tritoncaps import drawings
@@ -20,9 +22,26 @@ NO_DRAWING = -1
 
 
 def perturb_poses(poses: Tensor, offsets: Sequence[float]) -> Tensor:
-    """Poses [*, D] -> [*, D, offsets, D]: at [*, d, k], dimension d is moved by ``offsets[k]``, the others are not.
+    """Change each entry of the poses by each offset, one entry at a time.
 
-    Sabour 2017, figure 4, moves each dimension of a digit capsule by -0.25 to 0.25 and looks at the reconstructions.
+    Sabour 2017, figure 4, changes each entry of a digit capsule by -0.25 to 0.25 and shows the reconstructions.
+
+    Args:
+        poses: pose vectors.
+        offsets: the numbers to add.
+
+    Shape:
+        - poses: [*, D], offsets: [K]
+        - result: [*, D, K, D]
+
+    Returns:
+        At [*, d, k], the pose with ``offsets[k]`` added to entry d.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import drawings
+        >>> drawings.perturb_poses(torch.zeros(5, 16), [-0.25, 0.0, 0.25]).shape
+        torch.Size([5, 16, 3, 16])
     """
     check_tensor("poses", poses)
     moves = torch.as_tensor(offsets, dtype=poses.dtype, device=poses.device)
@@ -33,8 +52,26 @@ def perturb_poses(poses: Tensor, offsets: Sequence[float]) -> Tensor:
 
 
 def assign_pixels(drawings: Tensor, threshold: float = 0.5) -> Tensor:
-    """Which of the drawings [N, m, C, H, W] explains each pixel: [N, H, W], the number of the brightest, or -1 where
-    none is brighter than ``threshold``. Channels are averaged."""
+    """Assign each pixel to the drawing that is brightest there. Channels are averaged.
+
+    Args:
+        drawings: m drawings of each image.
+        threshold: pixels where no drawing is brighter than this are not assigned.
+
+    Shape:
+        - drawings: [N, m, C, H, W]
+        - result: [N, H, W]
+
+    Returns:
+        The index of the drawing of each pixel, or -1.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import drawings
+        >>> two = torch.tensor([[0.9, 0.0, 0.0], [0.6, 0.7, 0.0]]).reshape(1, 2, 1, 1, 3)
+        >>> drawings.assign_pixels(two)
+        tensor([[[ 0,  1, -1]]])
+    """
     check_tensor("drawings", drawings)
     check_shape("drawings", drawings, ["N", "m", "C", "H", "W"])
     brightness, brightest = drawings.mean(dim=2).max(dim=1)
@@ -42,10 +79,26 @@ def assign_pixels(drawings: Tensor, threshold: float = 0.5) -> Tensor:
 
 
 def intersection_over_union(drawings: Tensor, objects: Tensor, threshold: float = 0.5) -> Tensor:
-    """How well each drawing covers its object: [N, m] from two tensors [N, m, C, H, W].
+    """Intersection over union of each drawing and its object. Objects may overlap.
 
-    Pixels that are brighter than ``threshold`` count. Objects may overlap, so a pixel may belong to several. Where both
-    have no such pixel, it is 1.
+    Args:
+        drawings: m drawings of each image.
+        objects: the m objects of each image, each one alone.
+        threshold: pixels that are brighter than this belong to the drawing or the object. Channels are averaged.
+
+    Shape:
+        - drawings and objects: [N, m, C, H, W]
+        - result: [N, m]
+
+    Returns:
+        The intersection over union; 1 if both are empty.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import drawings
+        >>> drawn, real = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0])
+        >>> drawings.intersection_over_union(drawn.reshape(1, 1, 1, 1, 3), real.reshape(1, 1, 1, 1, 3))
+        tensor([[0.3333]])
     """
     check_tensor("drawings", drawings)
     check_shape("objects", objects, drawings.shape)

@@ -1,4 +1,4 @@
-"""Packages that only some parts of the library need."""
+"""Optional packages, which only some parts of the library need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["MissingPackageError", "require"]
 
 
 def require(package: str, purpose: str, extra: str) -> None:
-    """Import ``package``, which is part of the extra ``extra`` of tritoncaps."""
+    """Check that ``package``, which the extra ``extra`` of tritoncaps installs, can be imported."""
     try:
         import_module(package)
     except ImportError:

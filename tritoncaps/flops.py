@@ -1,11 +1,11 @@
 """Floating-point operations of our operators, for `torch.utils.flop_counter.FlopCounterMode`.
 
-Import this module before the counter is made:
+Import this module before you create the counter:
 
     import tritoncaps.flops
     with FlopCounterMode() as counter: ...
 
-It is not imported with the package, because torch's counter imports Triton.
+`import tritoncaps` does not import it, because torch's counter imports Triton.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def coordinate_addition(votes: Shape, tables: Any, *_: Any, **__: Any) -> int:
 
 
 def _register_step(name: str, votes_position: int, tables_position: int) -> None:
-    """An operator on stored votes [N, P, S, B, C, H]."""
+    """Register the formula of an operator on stored votes [N, P, S, B, C, H]."""
 
     def formula(*shapes: Any, **_: Any) -> int:
         votes = shapes[votes_position]
@@ -124,10 +124,10 @@ def squash_backward(grad: Shape, *_: Any, **__: Any) -> int:
 
 
 def _votes(poses: Shape, weight: Shape, tables: Sequence[Shape]) -> int:
-    """Images times edges times child types times parent types."""
+    """Number of votes: images times edges times child types times parent types."""
     return poses[0] * Tables(*tables).parents_pair[0] * weight[1] * weight[2]  # type: ignore[arg-type, return-value]
 
 
 def _stored(votes: Shape, tables: Sequence[Shape]) -> int:
-    """Votes that exist: images times edges times child types times parent types."""
+    """The same, from the shape of stored votes, whose missing slots do not count."""
     return votes[0] * Tables(*tables).parents_pair[0] * votes[3] * votes[4]  # type: ignore[arg-type, return-value]

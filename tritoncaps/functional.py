@@ -1,8 +1,8 @@
-"""The operations behind the layers, as functions.
+"""The operations of the layers, as functions.
 
 Letters: N images, B child types, C parent types, P parent locations with S slots each, K weight blocks. Tensors
-of capsules are channel-second, [N, B, *in_size, ...] and [N, C, *out_size, ...]; tensors of edges, such as votes
-and assignments, are [N, P, S, B, C, ...].
+of capsules have the types in their second axis: [N, B, *in_size, ...] and [N, C, *out_size, ...]. Tensors of edges,
+such as votes and assignments, are [N, P, S, B, C, ...].
 """
 
 from __future__ import annotations
@@ -105,21 +105,21 @@ def em_routing(
     backend: str | None = None,
     return_assignments: bool = False,
 ) -> Capsules | tuple[Capsules, Tensor]:
-    """Poses and activations of the parents after EM routing, without storing a vote (except on ``reference``).
+    """EM routing: compute the parents from the children, without storing a vote (except on ``reference``).
 
-    Under autocast it computes in float32. A child with activation zero is ignored, even if its pose is inf or nan.
+    Under autocast it computes in float32. It ignores a child with activation zero, even if its pose is inf or nan.
 
     Args:
         poses: the children's poses.
-        activations: weights of at least zero, usually probabilities. Negative ones count as zero, without a gradient;
-            an eager call on the CPU refuses them, because they are logits that miss their sigmoid.
+        activations: the children's activations, at least zero. In an eager call on the CPU, a negative one is an error:
+            it is probably a logit without its sigmoid. Elsewhere it counts as zero and has no gradient.
         weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
         beta_u: cost of describing a vote, for each parent type.
         beta_a: cost of not activating a parent, for each parent type.
         routing_map: which child feeds which parent.
         routing: the options; default ``EMRouting()``.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
-        return_assignments: return the last assignments too.
+        return_assignments: also return the last assignments.
 
     Shape:
         - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size]
@@ -128,12 +128,12 @@ def em_routing(
         - assignments: [N, P, S, B, C], zero in missing slots
 
     Returns:
-        The parents; with ``return_assignments`` a pair of them and the assignments R of the last M-step, which have no
-            gradient. The reference computes R image by image.
+        The parents. With ``return_assignments``, a pair of the parents and the assignments R of the last M-step, which
+            have no gradient. The reference computes R image by image.
 
     Raises:
         ValueError: if a shape does not fit the map, or an activation is negative.
-        TypeError: if an argument is no tensor, or dtypes differ.
+        TypeError: if an argument is not a tensor, or dtypes differ.
 
     Example:
         >>> import torch
@@ -164,17 +164,17 @@ def mixture_routing(
     routing: MixtureRouting,
     backend: str | None = None,
 ) -> Capsules:
-    """Poses and activations of the parents after any mixture routing, without storing a vote (except on ``reference``).
+    """Any mixture routing: compute the parents from the children, without storing a vote (except on ``reference``).
 
     Under autocast it computes in float32.
 
     Args:
         poses: the children's poses.
-        activations: weights of at least zero, as in :func:`em_routing`.
+        activations: the children's activations, at least zero, as in :func:`em_routing`.
         weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
         parameters: the parameters of the routing, by name.
         routing_map: which child feeds which parent.
-        routing: the routing, whose ``fit`` makes parents of moments.
+        routing: the routing, whose ``fit`` computes the parents from the moments of their votes.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
 
     Shape:
@@ -185,7 +185,8 @@ def mixture_routing(
         The parents.
 
     Raises:
-        ValueError: if a shape does not fit the map, or a parameter is missing.
+        ValueError: if a shape does not fit the map, a parameter is missing, or an activation is negative.
+        TypeError: if an argument is not a tensor, or dtypes differ.
 
     Example:
         >>> import torch
@@ -210,22 +211,36 @@ def mixture_logits(
     routing: MixtureRouting,
     backend: str | None = None,
 ) -> Capsules:
-    """Like :func:`mixture_routing`, with logits in place of activations: for losses on logits, which do not saturate.
+    """Like :func:`mixture_routing`, but return logits instead of activations. Logits do not saturate in a loss.
 
     Args:
-        poses: see :func:`mixture_routing`.
-        activations: see there.
-        weight: see there.
-        parameters: see there.
-        routing_map: see there.
-        routing: see there.
-        backend: see there.
+        poses: the children's poses.
+        activations: the children's activations, at least zero, as in :func:`em_routing`.
+        weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
+        parameters: the parameters of the routing, by name.
+        routing_map: which child feeds which parent.
+        routing: the routing, whose ``fit`` computes the parents from the moments of their votes.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - result: poses [N, C, *out_size, 4, 4], logits [N, C, *out_size]
 
     Returns:
-        Poses [N, C, *out_size, 4, 4] and logits [N, C, *out_size]; ``logits.sigmoid()`` are the activations.
+        A pair of the parents' poses and logits; ``logits.sigmoid()`` are the activations.
 
     Raises:
-        ValueError: if a shape does not fit the map, or a parameter is missing.
+        ValueError: if a shape does not fit the map, a parameter is missing, or an activation is negative.
+        TypeError: if an argument is not a tensor, or dtypes differ.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, VBRouting, functional
+        >>> poses, activations, weight = torch.randn(1, 2, 9, 4, 4), torch.rand(1, 2, 9), torch.randn(1, 2, 5, 4, 4)
+        >>> given = (poses, activations, weight, {"beta_a": torch.zeros(5)}, RoutingMap.full((9,)), VBRouting())
+        >>> _, logits = functional.mixture_logits(*given)
+        >>> torch.allclose(logits.sigmoid(), functional.mixture_routing(*given).activations)
+        True
     """
     check_routing(routing, MixtureRouting)
     return _routed(poses, activations, weight, parameters, routing_map, routing, backend, _fused_mixture_logits, True)
@@ -240,20 +255,34 @@ def mixture_assignments(
     routing_map: RoutingMap,
     routing: MixtureRouting,
 ) -> Tensor:
-    """The last assignments R of a mixture routing, to look at: without gradient.
+    """The last assignments R of a mixture routing, for inspection: they have no gradient.
 
-    The reference computes them image by image, so that only the votes of one image are stored.
+    The reference computes them image by image, so that it stores only the votes of one image.
 
     Args:
-        poses: see :func:`mixture_routing`.
-        activations: see there.
-        weight: see there.
-        parameters: see there.
-        routing_map: see there.
-        routing: see there.
+        poses: the children's poses.
+        activations: the children's activations.
+        weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
+        parameters: the parameters of the routing, by name.
+        routing_map: which child feeds which parent.
+        routing: the routing.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - result: [N, P, S, B, C]
 
     Returns:
-        [N, P, S, B, C], zero in missing slots. They sum to one over the parents that compete for a child.
+        The assignments, zero in missing slots. They sum to one over the parents that compete for a child.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, VBRouting, functional
+        >>> shares = functional.mixture_assignments(
+        ...     torch.randn(1, 2, 9, 4, 4), torch.rand(1, 2, 9), torch.randn(1, 2, 5, 4, 4), {"beta_a": torch.zeros(5)},
+        ...     RoutingMap.full((9,)), VBRouting()
+        ... )
+        >>> shares.shape, torch.allclose(shares.sum(-1), torch.tensor(1.0))
+        (torch.Size([1, 1, 9, 2, 5]), True)
     """
     images = zip(poses.split(1), activations.split(1), strict=True)
     return torch.cat([reference.assignments(*image, weight, parameters, routing_map, routing) for image in images])
@@ -270,7 +299,7 @@ def _routed(
     fused: Callable[..., Capsules],
     logits: bool = False,
 ) -> Capsules:
-    """Check what is given, and call the reference or ``fused``, which takes what this takes, up to the backend."""
+    """Check the arguments, then call the reference or ``fused``, which takes the same arguments up to the backend."""
     check_map(routing_map)
     given = {"poses": poses, "activations": activations, "weight": weight, **parameters}
     for name, value in given.items():
@@ -370,11 +399,11 @@ def _fused_mixture_logits(
 
 def _fused_mixture_routing(*given: Any) -> Capsules:
     mean, logit = _fused_mixture_logits(*given)
-    return Capsules(mean, torch.sigmoid(logit).clone())  # backward needs the result; a user may change the copy
+    return Capsules(mean, torch.sigmoid(logit).clone())  # a copy: backward needs the original unchanged
 
 
 def _parents(mean: Tensor, activation: Tensor, routing_map: RoutingMap) -> Capsules:
-    """[N, P, 16, C] and [N, P, C] as capsules: permuted views, so that the next layer finds its kernels' layout."""
+    """[N, P, 16, C] and [N, P, C] as capsules: permuted views, which keep the layout that the next kernels read."""
     images, _, _, out_caps = mean.shape
     out_poses = mean.permute(0, 3, 1, 2).reshape(images, out_caps, *routing_map.out_size, 4, 4)
     out_activations = activation.transpose(1, 2).reshape(images, out_caps, *routing_map.out_size)
@@ -382,7 +411,7 @@ def _parents(mean: Tensor, activation: Tensor, routing_map: RoutingMap) -> Capsu
 
 
 def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: str | None = None) -> Tensor:
-    """The votes of matrix capsules, V_ij = M_i W_ij, as a tensor; :func:`em_routing` routes without storing them.
+    """The votes of matrix capsules, V_ij = M_i W_ij. :func:`em_routing` does not store them; this function does.
 
     Args:
         poses: the children's poses M.
@@ -422,11 +451,13 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap, backend: 
 
 
 def coordinate_addition(votes: Tensor, routing_map: RoutingMap, backend: str | None = None) -> Tensor:
-    """Votes with each slot's offset added to the right-hand column, so that shared matrices do not lose positions.
+    """Coordinate addition: add the offset of each slot to the right-hand column of its votes.
+
+    So votes depend on positions, although positions share the matrices.
 
     Args:
-        votes: the votes of :func:`pose_votes`.
-        routing_map: the map, whose ``offset`` [S, 4] is added.
+        votes: votes, such as those of :func:`pose_votes`.
+        routing_map: the map; its ``offset`` [S, 4] is added.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
 
     Shape:
@@ -437,6 +468,13 @@ def coordinate_addition(votes: Tensor, routing_map: RoutingMap, backend: str | N
 
     Raises:
         ValueError: if the shape of the votes does not fit the map.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> votes = functional.coordinate_addition(torch.zeros(1, 1, 2, 1, 1, 4, 4), RoutingMap.full((2,)))
+        >>> votes[0, 0, :, 0, 0, 0, 3]  # (index + 1/2) / size
+        tensor([0.2500, 0.7500])
     """
     check_map(routing_map)
     check_tensor("votes", votes)
@@ -465,15 +503,15 @@ def m_step(
     """Fit every parent's Gaussian to stored votes of any pose shape: the M-step of EM routing.
 
     Args:
-        votes: the votes, as of :func:`pose_votes` or your own.
-        assignments: R, how much of each child belongs to each parent.
-        activations: the children's activations; negative ones are treated as by :func:`em_routing`.
+        votes: votes, such as those of :func:`pose_votes`.
+        assignments: R, the share of each child that belongs to each parent.
+        activations: the children's activations, at least zero, as in :func:`em_routing`.
         beta_u: cost of describing a vote, for each parent type.
         beta_a: cost of not activating a parent, for each parent type.
         routing_map: which child feeds which parent.
-        inverse_temperature: lambda, by which the logits are multiplied.
-        variance_floor: least variance (a clamp).
-        mean_data: divide the support by the layer's mean, children / parents.
+        inverse_temperature: lambda, the factor of the logits.
+        variance_floor: smaller variances are replaced by this number.
+        mean_data: divide the support by its mean over the layer, children / parents.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
 
     Shape:
@@ -487,7 +525,7 @@ def m_step(
         ValueError: if a shape does not fit the map, or an activation is negative.
 
     Example:
-        One step of EM routing; docs/em-by-hand.md has the whole loop.
+        One step of EM routing; docs/em-by-hand.md shows the whole loop.
 
         >>> import torch
         >>> from tritoncaps import RoutingMap, functional
@@ -560,13 +598,13 @@ def e_step(
     competition: str = "global",
     backend: str | None = None,
 ) -> Tensor:
-    """Share every child among its parents by how well they explain its vote: the E-step of EM routing.
+    """Compute the assignments from the likelihoods of the votes: the E-step of EM routing.
 
     Args:
-        votes: the votes, as of :func:`pose_votes` or your own.
-        gaussians: the parents, as of :func:`m_step`.
+        votes: votes, such as those of :func:`pose_votes`.
+        gaussians: the parents' Gaussians, the result of :func:`m_step`.
         routing_map: which child feeds which parent.
-        competition: "global": all parents of a child compete for it. "local": the types at one position.
+        competition: "global": all parents of a child compete for it. "local": only the types at one position.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
 
     Shape:
@@ -577,7 +615,17 @@ def e_step(
         The assignments R, zero in missing slots. They sum to one over the parents that compete for a child.
 
     Raises:
-        ValueError: if a shape does not fit the map.
+        ValueError: if a shape does not fit the map, or ``competition`` is unknown.
+
+    Example:
+        Two parents with the same Gaussian share a child equally.
+
+        >>> import torch
+        >>> from tritoncaps import Gaussians, RoutingMap, functional
+        >>> parents = Gaussians(torch.zeros(1, 2, 4, 4), torch.ones(1, 2, 4, 4), torch.zeros(1, 2))
+        >>> votes = torch.randn(1, 1, 1, 1, 1, 4, 4).expand(1, 1, 1, 1, 2, 4, 4)
+        >>> functional.e_step(votes, parents, RoutingMap.full((1,)))
+        tensor([[[[[0.5000, 0.5000]]]]])
     """
     check_map(routing_map)
     given = {"votes": votes, **dict(zip(Gaussians._fields, gaussians, strict=True))}
@@ -595,7 +643,7 @@ def e_step(
         return reference.e_step(votes, gaussians, routing_map, competition=competition)
     check_reverse_mode("e_step", *given.values())
     flat = (votes.shape[0], votes.shape[4], routing_map.num_parents)
-    pose = math.prod(votes.shape[5:])  # reshape could not find it for an empty batch
+    pose = math.prod(votes.shape[5:])  # reshape cannot infer it for an empty batch
     mean, variance = (x.reshape(*flat, pose).transpose(1, 2) for x in gaussians[:2])
     logits = gaussians.logits.reshape(flat).transpose(1, 2)
     tables = list(routing_map.tables(votes.device))
@@ -608,18 +656,21 @@ def _check_votes(votes: Tensor, routing_map: RoutingMap) -> None:
 
 
 def squash(vectors: Tensor, dim: int = -1, backend: str | None = None) -> Tensor:
-    """Shorten vectors to below length one: |x|^2 / (1 + |x|^2) x / |x|. Its gradient at zero is zero.
+    """Shorten vectors to a length below one: |x|^2 / (1 + |x|^2) x / |x|. Its gradient at zero is zero.
 
     Args:
-        vectors: vectors of any shape.
-        dim: the axis along which their entries lie.
+        vectors: vectors along the axis ``dim``.
+        dim: the axis of the entries of a vector.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
+
+    Shape:
+        - vectors and result: any shape
 
     Returns:
         Vectors of the same shape and directions.
 
     Raises:
-        ValueError: if ``dim`` is no axis of the vectors.
+        ValueError: if the vectors have no axis ``dim``.
 
     Example:
         >>> import torch
@@ -645,16 +696,16 @@ def dynamic_routing(
     priors: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Routing by agreement, without storing a vote (except on ``reference``).
+    """Dynamic routing: compute the parents from the children, without storing a vote (except on ``reference``).
 
-    The map's offsets, which are for matrices, are not used. Under autocast it computes in float32.
+    It does not use the offsets of the map, which are for matrix capsules. Under autocast it computes in float32.
 
     Args:
         poses: the children's vectors.
         weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
         routing_map: which child feeds which parent.
         routing: the options; default ``DynamicRouting()``.
-        priors: the first logits; default: zero.
+        priors: the initial logits; default: zero.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
 
     Shape:
@@ -666,6 +717,7 @@ def dynamic_routing(
 
     Raises:
         ValueError: if a shape does not fit the map.
+        TypeError: if an argument is not a tensor, or dtypes differ.
 
     Example:
         >>> import torch
@@ -703,7 +755,7 @@ def _check_vectors(poses: Tensor, weight: Tensor, priors: Tensor | None, routing
 
 
 def _too_long_for_triton(weight: Tensor) -> str:
-    """A sentence, or an empty string."""
+    """Why Triton's kernels cannot use this weight, or an empty string."""
     if weight.shape[-1] <= LONGEST_ON_TRITON:
         return ""
     return (
@@ -741,22 +793,33 @@ def dynamic_assignments(
     routing: DynamicRouting | None = None,
     priors: Tensor | None = None,
 ) -> Tensor:
-    """The last coupling coefficients of :func:`dynamic_routing`, to look at: without gradient.
+    """The last coupling coefficients of :func:`dynamic_routing`, for inspection: they have no gradient.
 
-    The reference computes them image by image, so that only the votes of one image are stored.
+    The reference computes them image by image, so that it stores only the votes of one image.
 
     Args:
-        poses: see :func:`dynamic_routing`.
-        weight: see there.
-        routing_map: see there.
-        routing: see there.
-        priors: see there.
+        poses: the children's vectors.
+        weight: transformation matrices; slot s of the map uses block ``routing_map.weight_of[s]``.
+        routing_map: which child feeds which parent.
+        routing: the options; default ``DynamicRouting()``.
+        priors: the initial logits; default: zero.
+
+    Shape:
+        - poses: [N, B, *in_size, D], weight: [K, B, C, D, E], priors: [K, B, C]
+        - result: [N, P, S, B, C]
 
     Returns:
-        [N, P, S, B, C], zero in missing slots.
+        The coupling coefficients, zero in missing slots.
 
     Raises:
         ValueError: if a shape does not fit the map.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> poses, weight = torch.randn(2, 12, 8), torch.randn(1, 12, 10, 8, 16)
+        >>> functional.dynamic_assignments(poses, weight, RoutingMap.full((), coordinates=False)).shape
+        torch.Size([2, 1, 1, 12, 10])
     """
     routing = DynamicRouting() if routing is None else routing
     check_routing(routing, DynamicRouting)
@@ -769,13 +832,17 @@ def dynamic_assignments(
 
 
 def with_lengths(poses: Tensor) -> Capsules:
-    """Vector capsules that are as active as their poses are long.
+    """Make vector capsules: the activations are the lengths of the poses.
 
     Args:
-        poses: [N, C, *space, D].
+        poses: the pose vectors.
+
+    Shape:
+        - poses: [N, C, *space, D]
+        - result: poses [N, C, *space, D], activations [N, C, *space]
 
     Returns:
-        Capsules of these poses and their lengths [N, C, *space].
+        The capsules.
 
     Example:
         >>> import torch
@@ -787,7 +854,7 @@ def with_lengths(poses: Tensor) -> Capsules:
 
 
 def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
-    """The votes of vector capsules, u_hat_ij = W_ij^T u_i, to look at or to route by hand.
+    """The votes of vector capsules, u_hat_ij = W_ij^T u_i, for inspection or for a routing of your own.
 
     Args:
         poses: the children's vectors u.
@@ -803,6 +870,12 @@ def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tens
 
     Raises:
         ValueError: if a shape does not fit the map.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import RoutingMap, functional
+        >>> functional.vector_votes(torch.randn(2, 4, 9, 8), torch.randn(1, 4, 5, 8, 16), RoutingMap.full((9,))).shape
+        torch.Size([2, 1, 9, 4, 5, 16])
     """
     _check_vectors(poses, weight, None, routing_map)
     return reference.vector_votes(poses, weight, routing_map)
@@ -811,13 +884,13 @@ def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tens
 def initial_assignments(
     activations: Tensor, num_types: int, routing_map: RoutingMap, competition: str = "global"
 ) -> Tensor:
-    """The assignments before the first M-step: every parent that competes for a child has the same share.
+    """The assignments before the first M-step: all parents that compete for a child have the same share.
 
     Args:
-        activations: the children's activations, which give shape, dtype and device.
+        activations: the children's activations; only their shape, dtype and device are used.
         num_types: parent types C.
         routing_map: which child feeds which parent.
-        competition: "global": all parents of a child compete for it. "local": the types at one position.
+        competition: "global": all parents of a child compete for it. "local": only the types at one position.
 
     Shape:
         - activations: [N, B, *in_size]
@@ -844,12 +917,12 @@ def initial_assignments(
 
 
 def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> Tensor:
-    """sum over the wrong classes i of max(0, margin - (a_t - a_i))^2, averaged over the batch.
+    """Spread loss: the sum over the wrong classes i of max(0, margin - (a_t - a_i))^2, averaged over the batch.
 
     Args:
-        activations: of the class capsules.
+        activations: activations of the class capsules.
         labels: the true classes t.
-        margin: by how much the true class must win.
+        margin: the loss is zero if the true class exceeds every other class by this margin.
 
     Shape:
         - activations: [N, classes], labels: [N]
@@ -859,7 +932,7 @@ def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> 
         The loss.
 
     Raises:
-        ValueError: if a label is no class.
+        ValueError: if a label is not the index of a class.
 
     Example:
         >>> import torch
@@ -879,27 +952,27 @@ def spread_loss(activations: Tensor, labels: Tensor, margin: float | Tensor) -> 
 def margin_loss(
     activations: Tensor, labels: Tensor, upper: float = 0.9, lower: float = 0.1, down_weight: float = 0.5
 ) -> Tensor:
-    """sum over the classes of T max(0, upper - a)^2 + down_weight (1 - T) max(0, a - lower)^2, batch average.
+    """Margin loss: the sum over the classes of T max(0, upper - a)^2 + down_weight (1 - T) max(0, a - lower)^2.
 
-    T is 1 for the classes that are present, and 0 for the others.
+    T is 1 for the classes that are present, and 0 for the others. The loss is averaged over the batch.
 
     Args:
-        activations: of the class capsules.
+        activations: activations of the class capsules.
         labels: the classes that are present.
-        upper: present classes must have this activation.
-        lower: absent classes may have this activation.
+        upper: present classes have no loss from this activation on.
+        lower: absent classes have no loss up to this activation.
         down_weight: weight of the absent classes.
 
     Shape:
         - activations: [N, classes]
-        - labels: [N], or multi-hot [N, classes] where several classes are present
+        - labels: [N], or multi-hot [N, classes] if several classes may be present
         - result: a scalar, zero for an empty batch
 
     Returns:
         The loss.
 
     Raises:
-        ValueError: if a label is no class.
+        ValueError: if a label is not the index of a class.
 
     Example:
         >>> import torch
@@ -924,5 +997,5 @@ def _check_scores(activations: Tensor) -> None:
 
 
 def _mean(losses: Tensor) -> Tensor:
-    """The mean over the batch; zero for an empty one."""
+    """The mean over the batch; zero for an empty batch."""
     return losses.sum() / max(len(losses), 1)

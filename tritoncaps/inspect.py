@@ -1,8 +1,8 @@
-"""Look inside routed layers: every iteration, the votes for chosen parents, and the pixels that support a class.
+"""Inspect routed layers: every iteration, the votes for chosen parents, and the pixels that support a class.
 
-All is computed on request for the images that are given, by the definition in :mod:`tritoncaps.reference`, image by
-image: the votes of one image only are stored. Results do not depend on the backend of a layer; the last iteration is
-what the layer returns, on any. Nothing has a gradient.
+The functions compute everything again for the given images, with the definition in :mod:`tritoncaps.reference`. They
+work image by image, so that they store only the votes of one image. Results do not depend on the backend of a layer.
+The last iteration gives the capsules that the layer returns. Results have no gradient.
 
 Letters: N images, B child types, C parent types, P parent locations with S slots each; M chosen parents.
 """
@@ -35,10 +35,18 @@ _Layer = _MatrixRoutedCaps | _VectorRoutedCaps
 class MixtureIteration(NamedTuple):
     """One iteration of a mixture routing (EM, variational Bayes, your own fit).
 
-    ``assignments`` R [N, P, S, B, C]: those that the Gaussians are fitted with, zero in missing slots.
-    ``support`` [N, C, *out_size]: the sum of R a over the children of a parent.
-    ``mean`` and ``precision`` [N, C, *out_size, 4, 4], ``logits`` [N, C, *out_size]: what the fit returns.
-    ``next_assignments`` [N, P, S, B, C]: those of the E-step that follows. A layer has no use for its last.
+    Attributes:
+        assignments: the assignments R that the fit uses, zero in missing slots.
+        support: the sum of R a over the children of a parent.
+        mean: means of the parents' Gaussians.
+        precision: one over the variances.
+        logits: logits of the parents' activations.
+        next_assignments: the assignments of the next E-step. The layer does not use those of the last iteration.
+
+    Shape:
+        - assignments and next_assignments: [N, P, S, B, C]
+        - support and logits: [N, C, *out_size]
+        - mean and precision: [N, C, *out_size, 4, 4]
     """
 
     assignments: Tensor
@@ -50,23 +58,29 @@ class MixtureIteration(NamedTuple):
 
     @property
     def variance(self) -> Tensor:
-        """One over the precision, [N, C, *out_size, 4, 4]."""
+        """Variances of the parents' Gaussians [N, C, *out_size, 4, 4]: one over the precision."""
         return 1 / self.precision
 
     @property
     def activations(self) -> Tensor:
-        """Of the parents, [N, C, *out_size]: the sigmoid of the logits."""
+        """Activations of the parents [N, C, *out_size]: the sigmoid of the logits."""
         return torch.sigmoid(self.logits)
 
 
 class DynamicIteration(NamedTuple):
     """One iteration of dynamic routing.
 
-    ``assignments`` [N, P, S, B, C]: the coupling coefficients, zero in missing slots.
-    ``logits`` b [N, P, S, B, C]: what they are the softmax of.
-    ``parents`` [N, C, *out_size, E]: the squashed sums of votes.
-    ``agreement`` [N, P, S, B, C]: votes times parents, which the next logits are higher by.
-    ``next_assignments`` [N, P, S, B, C]: those of the next logits. A layer has no use for its last.
+    Attributes:
+        assignments: the coupling coefficients, zero in missing slots.
+        logits: the logits b; the coupling coefficients are their softmax.
+        parents: the squashed sums of votes.
+        agreement: scalar products of votes and parents, which are added to the logits.
+        next_assignments: the coupling coefficients of the next logits. The layer does not use those of the last
+            iteration.
+
+    Shape:
+        - assignments, logits, agreement and next_assignments: [N, P, S, B, C]
+        - parents: [N, C, *out_size, E]
     """
 
     assignments: Tensor
@@ -77,16 +91,23 @@ class DynamicIteration(NamedTuple):
 
     @property
     def activations(self) -> Tensor:
-        """The lengths of the parents."""
+        """Activations of the parents [N, C, *out_size]: their lengths."""
         return torch.linalg.vector_norm(self.parents, dim=-1)
 
 
 class Votes(NamedTuple):
     """The votes for M chosen parents.
 
-    ``votes`` [N, M, S, B, *pose], with their coordinates; ``activations`` [N, M, S, B] of the children that vote. Both
-    are zero in missing slots. ``children`` [M, S]: the children's locations, -1 where a slot is missing. ``locations``
-    and ``types`` [M]: the parents' place on the axes P and C.
+    Attributes:
+        votes: the votes after coordinate addition, zero in missing slots.
+        activations: activations of the children, zero in missing slots.
+        children: locations of the children, -1 in missing slots.
+        locations: index of each parent on the axis P.
+        types: index of each parent on the axis C.
+
+    Shape:
+        - votes: [N, M, S, B, *pose], activations: [N, M, S, B]
+        - children: [M, S], locations and types: [M]
     """
 
     votes: Tensor
@@ -96,14 +117,31 @@ class Votes(NamedTuple):
     types: Tensor
 
     def select(self, edges: Tensor) -> Tensor:
-        """The part of assignments (or logits) [N, P, S, B, C] that belongs to these votes: [N, M, S, B]."""
+        """Select the assignments (or logits) of these votes.
+
+        Args:
+            edges: assignments or logits of all votes.
+
+        Shape:
+            - edges: [N, P, S, B, C]
+            - result: [N, M, S, B]
+
+        Returns:
+            The values that belong to these votes.
+        """
         return edges.movedim(-1, 2)[:, self.locations, self.types]
 
 
 class Attribution(NamedTuple):
-    """Where the support of a class comes from.
+    """The parts of the support of a class that come from each pixel and from each capsule.
 
-    ``pixels`` [N, H, W] and, by the name of each layer, ``capsules`` [N, C, *space]: each sums to ``support`` [N].
+    Attributes:
+        pixels: the part of each pixel; all pixels sum to ``support``.
+        capsules: the part of each capsule, by the name of its layer; each layer sums to ``support``.
+        support: the support of the class.
+
+    Shape:
+        - pixels: [N, H, W], capsules: [N, C, *space], support: [N]
     """
 
     pixels: Tensor
@@ -130,12 +168,19 @@ def iterations(
     Args:
         layer: any layer of matrix capsules with a :class:`~tritoncaps.MixtureRouting`, or of vector capsules with
             :class:`~tritoncaps.DynamicRouting`.
-        capsules: what the layer takes. The assignments of all images are stored: give a few.
-        routing_map: for :class:`~tritoncaps.GraphCaps`.
+        capsules: the input of the layer. The assignments of all images are stored, so pass only a few images.
+        routing_map: the graph of a :class:`~tritoncaps.GraphCaps`.
+
+    Shape:
+        - capsules: the shape that the layer takes
 
     Returns:
-        one :class:`MixtureIteration` or :class:`DynamicIteration` for each iteration, the first one first. The last
-        has the poses (``mean`` or ``parents``) and ``activations`` that the layer returns.
+        One :class:`MixtureIteration` or :class:`DynamicIteration` for each iteration, in order. The last one has the
+            poses (``mean`` or ``parents``) and ``activations`` that the layer returns.
+
+    Raises:
+        TypeError: if the layer has no such routing.
+        ValueError: if a shape is wrong, or a layer that is not GraphCaps gets a ``routing_map``.
 
     Example:
         >>> import torch
@@ -161,10 +206,25 @@ def votes(
     parents: Sequence[Parent],
     routing_map: RoutingMap | None = None,
 ) -> Votes:
-    """The votes for chosen parents, without those for others.
+    """The votes for chosen parents.
 
-    ``parents`` names each by its type and position: ``(c, y, x)`` in ConvCaps2d, ``c`` or ``(c,)`` in layers without
-    positions, such as ClassCaps.
+    Args:
+        layer: a layer with a routing.
+        capsules: the input of the layer.
+        parents: type and position of each parent: ``(c, y, x)`` in ConvCaps2d; ``c`` or ``(c,)`` in layers without
+            positions, such as ClassCaps.
+        routing_map: the graph of a :class:`~tritoncaps.GraphCaps`.
+
+    Shape:
+        - capsules: the shape that the layer takes
+        - result: votes [N, M, S, B, *pose] for M parents; see :class:`Votes`
+
+    Returns:
+        The votes for these parents only.
+
+    Raises:
+        TypeError: if the layer has no routing.
+        ValueError: if the layer has no such parent, or a shape is wrong.
 
     Example:
         >>> import torch
@@ -197,17 +257,37 @@ def votes(
 def attribution(network: nn.Module, images: Tensor, classes: int | Sequence[int] | Tensor) -> Attribution:
     """Which pixels the support of a class capsule comes from.
 
-    Follows the last assignments down through the layers. A parent shares what it holds among its children in
-    proportion to what each gave it: R a in mixture routings, the part of its weighted vote along the parent in dynamic
-    routing, which may be negative. A primary capsule shares among the pixels that it sees, less to those that many
-    capsules see. The support of a class is the sum of R a over its children, or the length of its sum of votes before
-    it is squashed.
+    The support of a class is the sum of R a over its children in mixture routings, and the length of the sum of votes
+    before squashing in dynamic routing. The function distributes it from the last layer down to the pixels. Each parent
+    distributes its part among its children in proportion to their contributions: R a in mixture routings; in dynamic
+    routing the component of the weighted vote in the direction of the parent, which may be negative. Each primary
+    capsule distributes its part among the pixels of its receptive field; a pixel in many fields gets less from each.
 
     Args:
-        network: MatrixCapsNet, TinyCapsNet, CapsNet, or a network like them: ``return_intermediate``, a convolution
-            ``conv`` and primary capsules ``primary``.
-        images: [N, channels, H, W], treated as in training. Statistics are those of the network's mode: call `eval`.
-        classes: one for all images, or one for each.
+        network: MatrixCapsNet, TinyCapsNet, CapsNet, or a network with the option ``return_intermediate``, a
+            convolution ``conv`` and primary capsules ``primary``.
+        images: images, preprocessed as in training. Call ``network.eval()`` first: batch normalisation uses the mode
+            of the network.
+        classes: one class for all images, or one for each image.
+
+    Shape:
+        - images: [N, channels, H, W], classes: [] or [N]
+
+    Returns:
+        The part of each pixel and of each capsule.
+
+    Raises:
+        TypeError: if the network has no such layers.
+        ValueError: if a class is out of range.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import inspect
+        >>> from tritoncaps.models import MatrixCapsNet
+        >>> network = MatrixCapsNet(1, 3, channels=(8, 2, 3, 4)).eval()
+        >>> found = inspect.attribution(network, torch.randn(2, 1, 20, 20), classes=0)
+        >>> torch.allclose(found.pixels.sum((1, 2)), found.support)
+        True
     """
     convolutions = _convolutions(network)
     found: dict[str, Capsules] = network(images, return_intermediate=True)
@@ -226,26 +306,26 @@ def attribution(network: nn.Module, images: Tensor, classes: int | Sequence[int]
 
 
 def _of_image(network: nn.Module, found: dict[str, Capsules], wanted: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """What each layer's capsules hold of the support of class ``wanted`` [1], and that support [1]."""
+    """The part of each capsule in the support of class ``wanted`` [1], by layer, and that support [1]."""
     names = list(found)
     held: dict[str, Tensor] = {}
     support = wanted.new_zeros(0)
     for child, parent in zip(reversed(names[:-1]), reversed(names[1:]), strict=True):
         layer, children = _routed(network, parent), found[child]
         given, routing_map = _children(layer, children, None)
-        gifts = _gifts(layer, given, routing_map)  # [1, P, S, B, C]
-        total = gifts.sum((2, 3))  # [1, P, C]
+        contributions = _contributions(layer, given, routing_map)  # [1, P, S, B, C]
+        total = contributions.sum((2, 3))  # [1, P, C]
         if not held:
             support = total[:, 0].gather(1, wanted[:, None])[:, 0]
             held[parent] = torch.zeros_like(total[:, 0]).scatter(1, wanted[:, None], support[:, None])
         of_parents = held[parent].reshape(1, layer.out_caps, -1)  # [1, C, P]
-        edges = einsum(_shares(gifts, total, routing_map), of_parents, "n p s b c, n c p -> n p s b")
+        edges = einsum(_shares(contributions, total, routing_map), of_parents, "n p s b c, n c p -> n p s b")
         held[child] = _to_children(edges, routing_map).reshape(children.activations.shape)
     return {name: held[name] for name in names}, support
 
 
-def _gifts(layer: _Layer, capsules: Capsules, routing_map: RoutingMap) -> Tensor:
-    """What every child gives to each of its parents in the last iteration: [N, P, S, B, C]."""
+def _contributions(layer: _Layer, capsules: Capsules, routing_map: RoutingMap) -> Tensor:
+    """The contribution of each child to each of its parents in the last iteration: [N, P, S, B, C]."""
     if isinstance(layer, _MatrixRoutedCaps):
         last = _mixture_iterations(layer, capsules, routing_map)[-1]
         activations = reference._not_negative(capsules.activations)
@@ -259,12 +339,12 @@ def _at_parents(x: Tensor, routing_map: RoutingMap) -> Tensor:
     return rearrange(reference._from_capsules(x, routing_map), "n p c -> n p 1 1 c")
 
 
-def _shares(gifts: Tensor, total: Tensor, routing_map: RoutingMap) -> Tensor:
-    """The gifts to each parent as parts of one; even parts where a parent has none."""
+def _shares(contributions: Tensor, total: Tensor, routing_map: RoutingMap) -> Tensor:
+    """The contributions to each parent, divided by their sum; equal parts if their sum is zero."""
     alone = (total.abs() <= least_support(total.dtype))[:, :, None, None]
-    present = (routing_map.tables(gifts.device).children >= 0).to(gifts.dtype)[:, :, None, None]
-    even = (present / (present.sum(1, keepdim=True) * gifts.shape[3])).expand_as(gifts)
-    return torch.where(alone, even, gifts / total[:, :, None, None].masked_fill(alone, 1))
+    present = (routing_map.tables(contributions.device).children >= 0).to(contributions.dtype)[:, :, None, None]
+    even = (present / (present.sum(1, keepdim=True) * contributions.shape[3])).expand_as(contributions)
+    return torch.where(alone, even, contributions / total[:, :, None, None].masked_fill(alone, 1))
 
 
 def _to_children(edges: Tensor, routing_map: RoutingMap) -> Tensor:
@@ -276,9 +356,9 @@ def _to_children(edges: Tensor, routing_map: RoutingMap) -> Tensor:
 
 
 def _spread(held: Tensor, convolution: nn.Conv2d, size: Sequence[int]) -> Tensor:
-    """From what each place of a convolution's output [N, 1, H', W'] holds to the places that it sees, [N, 1, *size].
+    """Distribute the values of a convolution's output [N, 1, H', W'] among the inputs in its window, [N, 1, *size].
 
-    Each gets a part in proportion to 1 / (number of outputs that see it).
+    Each input gets a part in proportion to 1 / (number of windows that contain it).
     """
     window = held.new_ones(1, 1, *convolution.kernel_size)
     options: Any = (convolution.stride, convolution.padding, convolution.dilation)
@@ -289,7 +369,7 @@ def _spread(held: Tensor, convolution: nn.Conv2d, size: Sequence[int]) -> Tensor
 
 
 def _convolutions(network: nn.Module) -> list[nn.Conv2d]:
-    """From pixels to primary capsules."""
+    """The convolutions from pixels to primary capsules."""
     found = [getattr(network, "conv", None), getattr(getattr(network, "primary", None), "pose", None)]
     if not all(isinstance(convolution, nn.Conv2d) for convolution in found):
         raise TypeError(
@@ -300,7 +380,7 @@ def _convolutions(network: nn.Module) -> list[nn.Conv2d]:
 
 
 def _classes(classes: int | Sequence[int] | Tensor, images: int, count: int) -> Tensor:
-    """[N], checked."""
+    """Check the classes and return them as [N]."""
     wanted = torch.as_tensor(classes)
     if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.shape not in ((), (images,)):
         raise ValueError(
@@ -325,7 +405,7 @@ def _check_layer(layer: object) -> None:
 
 
 def _children(layer: Any, capsules: Capsules | Tensor, routing_map: RoutingMap | None) -> tuple[Capsules, RoutingMap]:
-    """The capsules as the layer's routing takes them, checked, and the map."""
+    """Check the capsules; return them as the layer's routing takes them, with the map."""
     _check_layer(layer)
     if isinstance(layer, GraphCaps):
         return layer._children(capsules, routing_map)  # type: ignore[arg-type]
@@ -351,19 +431,19 @@ def _chosen(parents: Sequence[Parent], out_caps: int, routing_map: RoutingMap) -
 
 
 def _without_silent(capsules: Capsules) -> Capsules:
-    """A child with activation zero is ignored, even if its pose is inf or nan; below zero counts as zero."""
+    """Replace negative activations by zero, and inf and nan in the poses of children with activation zero."""
     activations = reference._not_negative(capsules.activations)
     return Capsules(reference._silence(capsules.poses, activations), activations)
 
 
 def _of_children(x: Tensor, children: Tensor, routing_map: RoutingMap) -> Tensor:
-    """[N, B, *in_size, ...] at the locations ``children`` [M, S]: [N, M, S, B, ...], anything in missing slots."""
+    """[N, B, *in_size, ...] at the locations ``children`` [M, S]: [N, M, S, B, ...], undefined in missing slots."""
     flat = x.flatten(2, 1 + len(routing_map.in_size)) if routing_map.in_size else x.unsqueeze(2)
     return rearrange(flat[:, :, children.clamp(min=0)], "n b m s ... -> n m s b ...")
 
 
 def _silent(x: Tensor, children: Tensor) -> Tensor:
-    """Zero in the missing slots of [N, M, S, ...]."""
+    """Write zero into the missing slots of [N, M, S, ...]."""
     return x.masked_fill((children < 0).reshape(children.shape + (1,) * (x.ndim - 3)), 0)
 
 

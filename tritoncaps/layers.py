@@ -1,4 +1,4 @@
-"""Matrix-capsule layers. They take and give :class:`Capsules`, so they compose in ``nn.Sequential``."""
+"""Matrix-capsule layers. They take and return :class:`Capsules`, so they work in ``nn.Sequential``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _PrimaryCaps(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Poses of about the features' scale, activations about one half."""
+        """Initialise the weights: poses have about the scale of the features, activations are about one half."""
         for conv in (self.pose, self.activation):
             nn.init.kaiming_normal_(conv.weight, nonlinearity="linear")
             nn.init.zeros_(conv.bias)
@@ -78,20 +78,23 @@ class _PrimaryCaps(nn.Module):
 
 
 class PrimaryCaps1d(_PrimaryCaps):
-    """The first capsules of signals. See :class:`PrimaryCaps`.
+    """Primary capsules of signals: see :class:`PrimaryCaps`.
 
     Args:
         in_channels: channels of the features.
         out_caps: capsule types.
-        kernel_size: of the convolution.
-        stride: of the convolution.
-        padding: of the convolution.
-        device: of the parameters.
-        dtype: of the parameters.
+        kernel_size: kernel size of the convolution.
+        stride: stride of the convolution.
+        padding: padding of the convolution.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - features: [N, in_channels, W]
-        - result: poses [N, out_caps, W', 4, 4], activations [N, out_caps, W']
+        - result: poses [N, out_caps, W', 4, 4], activations [N, out_caps, W'], in (0, 1)
+
+    Raises:
+        ValueError: if the features have another shape.
 
     Example:
         >>> import torch
@@ -104,16 +107,16 @@ class PrimaryCaps1d(_PrimaryCaps):
 
 
 class PrimaryCaps(_PrimaryCaps):
-    """The first capsules: two convolutions, for the poses and for the activation logits of ``out_caps`` types.
+    """Primary capsules: one convolution computes the poses, another one the activation logits, of ``out_caps`` types.
 
     Args:
         in_channels: channels of the features.
         out_caps: capsule types.
-        kernel_size: of the convolution.
-        stride: of the convolution.
-        padding: of the convolution.
-        device: of the parameters.
-        dtype: of the parameters.
+        kernel_size: kernel size of the convolution.
+        stride: stride of the convolution.
+        padding: padding of the convolution.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - features: [N, in_channels, H, W]
@@ -134,20 +137,23 @@ class PrimaryCaps(_PrimaryCaps):
 
 
 class PrimaryCaps3d(_PrimaryCaps):
-    """The first capsules of volumes. See :class:`PrimaryCaps`.
+    """Primary capsules of volumes: see :class:`PrimaryCaps`.
 
     Args:
         in_channels: channels of the features.
         out_caps: capsule types.
-        kernel_size: of the convolution.
-        stride: of the convolution.
-        padding: of the convolution.
-        device: of the parameters.
-        dtype: of the parameters.
+        kernel_size: kernel size of the convolution.
+        stride: stride of the convolution.
+        padding: padding of the convolution.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - features: [N, in_channels, D, H, W]
-        - result: poses [N, out_caps, D', H', W', 4, 4], activations [N, out_caps, D', H', W']
+        - result: poses [N, out_caps, D', H', W', 4, 4], activations [N, out_caps, D', H', W'], in (0, 1)
+
+    Raises:
+        ValueError: if the features have another shape.
 
     Example:
         >>> import torch
@@ -187,7 +193,7 @@ class _MatrixRoutedCaps(RoutedCaps):
         return functional.mixture_assignments(*capsules, weight, parameters, routing_map, routing)
 
     def _mixture(self, what: str) -> MixtureRouting:
-        """The routing, if its `fit` says all that it does."""
+        """The routing; an error if its `fit` alone does not define it."""
         if not isinstance(self.routing, MixtureRouting):
             raise TypeError(f"{what} needs a MixtureRouting, but the routing is {self.routing!r}")
         if type(self.routing).route not in (MixtureRouting.route, EMRouting.route):
@@ -233,8 +239,17 @@ class _ConvCaps(_MatrixRoutedCaps):
         def __call__(self, capsules: Capsules) -> Capsules: ...
 
     def assignments(self, capsules: Capsules) -> Tensor:
-        """The last assignments R [N, P, S, in_caps, out_caps] of a mixture routing, to look at; see
-        :func:`functional.mixture_assignments`."""
+        """The last assignments R of a mixture routing, for inspection; see :func:`functional.mixture_assignments`.
+
+        Args:
+            capsules: the children, as the layer takes them.
+
+        Returns:
+            [N, P, S, in_caps, out_caps], without gradient.
+
+        Raises:
+            TypeError: if the routing is not a mixture routing.
+        """
         return self._assignments(*self._children(capsules))
 
     def _children(self, capsules: Capsules) -> tuple[Capsules, RoutingMap]:
@@ -242,7 +257,14 @@ class _ConvCaps(_MatrixRoutedCaps):
         return Capsules(*capsules), self.routing_map(capsules[1].shape[2:])
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
-        """Which child feeds which parent at this input size."""
+        """The routing map for children of one input size.
+
+        Args:
+            size: positions of the children along each axis.
+
+        Returns:
+            Which child feeds which parent.
+        """
         return conv_map(self, size)
 
     def extra_repr(self) -> str:
@@ -250,24 +272,28 @@ class _ConvCaps(_MatrixRoutedCaps):
 
 
 class ConvCaps1d(_ConvCaps):
-    """Convolutional capsules along a line. See :class:`ConvCaps2d`.
+    """Convolutional capsules for signals: see :class:`ConvCaps2d`.
 
     Args:
         in_caps: capsule types of the children.
         out_caps: capsule types of the parents.
-        kernel_size: see :class:`ConvCaps2d`.
-        stride: see there.
-        padding: see there.
-        dilation: see there.
-        routing: see there.
-        logits: see there.
-        backend: see there.
-        device: of the parameters.
-        dtype: of the parameters.
+        kernel_size: as in nn.Conv1d.
+        stride: as in nn.Conv1d.
+        padding: as in nn.Conv1d, including "same".
+        dilation: as in nn.Conv1d.
+        routing: any :class:`~tritoncaps.routing.MatrixRouting`; default ``EMRouting(iterations=3)``.
+        logits: return the logits of the activations instead of the activations. Only for mixture routings.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - children: poses [N, in_caps, W, 4, 4], activations [N, in_caps, W]
         - result: poses [N, out_caps, W', 4, 4], activations [N, out_caps, W']
+
+    Raises:
+        ValueError: if an option or a shape is wrong, or an activation is negative.
+        TypeError: if the input is not a pair of tensors.
 
     Example:
         >>> import torch
@@ -281,7 +307,7 @@ class ConvCaps1d(_ConvCaps):
 
 
 class ConvCaps2d(_ConvCaps):
-    """Convolutional capsules: every parent routes the votes of a ``kernel_size`` window of children.
+    """Convolutional capsules: every parent gets the votes of a ``kernel_size`` window of children.
 
     Its parameters are ``weight`` [*kernel_size, in_caps, out_caps, 4, 4] and those of the routing: for EM, ``beta_u``
     and ``beta_a`` [out_caps].
@@ -291,23 +317,22 @@ class ConvCaps2d(_ConvCaps):
         out_caps: capsule types of the parents.
         kernel_size: as in nn.Conv2d: one number, or one for each axis.
         stride: as in nn.Conv2d.
-        padding: as in nn.Conv2d, "same" included; there are no children in the border, so it gives no votes.
+        padding: as in nn.Conv2d, including "same". The padded border contains no children, so it gives no votes.
         dilation: as in nn.Conv2d.
-        routing: how votes become parents, any :class:`~tritoncaps.routing.MatrixRouting`; default
-            ``EMRouting(iterations=3)``.
-        logits: return the logits of the activations in their place; for mixture routings.
+        routing: any :class:`~tritoncaps.routing.MatrixRouting`; default ``EMRouting(iterations=3)``.
+        logits: return the logits of the activations instead of the activations. Only for mixture routings.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
-        - children: poses [N, in_caps, H, W, 4, 4], activations [N, in_caps, H, W], at least zero, usually the results
+        - children: poses [N, in_caps, H, W, 4, 4], activations [N, in_caps, H, W], at least zero, usually the output
           of a sigmoid
         - result: poses [N, out_caps, H', W', 4, 4], activations [N, out_caps, H', W']
 
     Raises:
         ValueError: if an option or a shape is wrong, or an activation is negative.
-        TypeError: if the input is no pair of tensors.
+        TypeError: if the input is not a pair of tensors.
 
     Example:
         >>> import torch
@@ -322,24 +347,28 @@ class ConvCaps2d(_ConvCaps):
 
 
 class ConvCaps3d(_ConvCaps):
-    """Convolutional capsules in a volume. See :class:`ConvCaps2d`.
+    """Convolutional capsules for volumes: see :class:`ConvCaps2d`.
 
     Args:
         in_caps: capsule types of the children.
         out_caps: capsule types of the parents.
-        kernel_size: see :class:`ConvCaps2d`.
-        stride: see there.
-        padding: see there.
-        dilation: see there.
-        routing: see there.
-        logits: see there.
-        backend: see there.
-        device: of the parameters.
-        dtype: of the parameters.
+        kernel_size: as in nn.Conv3d: one number, or one for each axis.
+        stride: as in nn.Conv3d.
+        padding: as in nn.Conv3d, including "same".
+        dilation: as in nn.Conv3d.
+        routing: any :class:`~tritoncaps.routing.MatrixRouting`; default ``EMRouting(iterations=3)``.
+        logits: return the logits of the activations instead of the activations. Only for mixture routings.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - children: poses [N, in_caps, D, H, W, 4, 4], activations [N, in_caps, D, H, W]
         - result: poses [N, out_caps, D', H', W', 4, 4], activations [N, out_caps, D', H', W']
+
+    Raises:
+        ValueError: if an option or a shape is wrong, or an activation is negative.
+        TypeError: if the input is not a pair of tensors.
 
     Example:
         >>> import torch
@@ -353,29 +382,30 @@ class ConvCaps3d(_ConvCaps):
 
 
 class ClassCaps(_MatrixRoutedCaps):
-    """One capsule for each class, which routes the votes of all children of all positions.
+    """Class capsules: one capsule for each class, which gets the votes of all children at all positions.
 
-    The transformation matrices are shared over positions. Its parameters are ``weight`` [in_caps, num_classes, 4, 4]
+    All positions share the transformation matrices. Its parameters are ``weight`` [in_caps, num_classes, 4, 4]
     and those of the routing: for EM, ``beta_u`` and ``beta_a`` [num_classes].
 
     Args:
         in_caps: capsule types of the children.
-        num_classes: capsule types of the parents.
-        coordinates: add the scaled position of each child to the first entries of the right-hand column of its votes.
-        routing: see :class:`ConvCaps2d`.
-        logits: see there.
-        backend: see there.
-        device: of the parameters.
-        dtype: of the parameters.
+        num_classes: number of classes: capsule types of the parents.
+        coordinates: coordinate addition: add the scaled position of each child to the first entries of the right-hand
+            column of its votes.
+        routing: any :class:`~tritoncaps.routing.MatrixRouting`; default ``EMRouting(iterations=3)``.
+        logits: return the logits of the activations instead of the activations. Only for mixture routings.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - children: poses [N, in_caps, *space, 4, 4], activations [N, in_caps, *space], at least zero, usually the
-          results of a sigmoid
+          output of a sigmoid
         - result: poses [N, num_classes, 4, 4], activations [N, num_classes]
 
     Raises:
         ValueError: if an option or a shape is wrong, or an activation is negative.
-        TypeError: if the input is no pair of tensors.
+        TypeError: if the input is not a pair of tensors.
 
     Example:
         >>> import torch
@@ -416,8 +446,17 @@ class ClassCaps(_MatrixRoutedCaps):
         def __call__(self, capsules: Capsules) -> Capsules: ...
 
     def assignments(self, capsules: Capsules) -> Tensor:
-        """The last assignments R [N, 1, S, in_caps, num_classes] of a mixture routing, to look at; see
-        :func:`functional.mixture_assignments`."""
+        """The last assignments R of a mixture routing, for inspection; see :func:`functional.mixture_assignments`.
+
+        Args:
+            capsules: the children, as the layer takes them.
+
+        Returns:
+            [N, 1, S, in_caps, num_classes], without gradient.
+
+        Raises:
+            TypeError: if the routing is not a mixture routing.
+        """
         return self._assignments(*self._children(capsules))
 
     def _children(self, capsules: Capsules) -> tuple[Capsules, RoutingMap]:
@@ -425,7 +464,14 @@ class ClassCaps(_MatrixRoutedCaps):
         return Capsules(*capsules), self.routing_map(capsules[1].shape[2:])
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
-        """Which child feeds which parent at this input size."""
+        """The routing map for children of one input size.
+
+        Args:
+            size: positions of the children along each axis.
+
+        Returns:
+            Which child feeds which parent.
+        """
         return RoutingMap.full(size, self.coordinates)
 
     def extra_repr(self) -> str:
@@ -433,26 +479,29 @@ class ClassCaps(_MatrixRoutedCaps):
 
 
 class GraphCaps(_MatrixRoutedCaps):
-    """Capsules on the nodes of a graph: every parent node routes the votes that its edges bring.
+    """Capsules on the nodes of a graph: every parent node gets the votes of the children that its edges connect to it.
+
+    The layer takes two arguments: the children, and a :class:`~tritoncaps.RoutingMap` of the graph.
 
     Its parameters are ``weight`` [num_relations, in_caps, out_caps, 4, 4] and those of the routing.
 
     Args:
         in_caps: capsule types of the children.
         out_caps: capsule types of the parents.
-        num_relations: kinds of edges; each has transformation matrices of its own.
-        routing: see :class:`ConvCaps2d`.
-        logits: see there.
-        backend: see there.
-        device: of the parameters.
-        dtype: of the parameters.
+        num_relations: relations, which are kinds of edges; each has its own transformation matrices.
+        routing: any :class:`~tritoncaps.routing.MatrixRouting`; default ``EMRouting(iterations=3)``.
+        logits: return the logits of the activations instead of the activations. Only for mixture routings.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - children: poses [N, in_caps, nodes, 4, 4], activations [N, in_caps, nodes]
         - result: poses [N, out_caps, parents, 4, 4], activations [N, out_caps, parents]
 
     Raises:
-        ValueError: if the map has more relations than the layer, or a shape is wrong.
+        ValueError: if the map has more relations than the layer, a shape is wrong, or an activation is negative.
+        TypeError: if the input is not a pair of tensors.
 
     Example:
         >>> import torch
@@ -482,7 +531,7 @@ class GraphCaps(_MatrixRoutedCaps):
 
     @property
     def num_relations(self) -> int:
-        """Kinds of edges."""
+        """Number of relations: kinds of edges."""
         return self.kernel_size[0]
 
     def forward(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules:
@@ -493,7 +542,18 @@ class GraphCaps(_MatrixRoutedCaps):
         def __call__(self, capsules: Capsules, routing_map: RoutingMap) -> Capsules: ...
 
     def assignments(self, capsules: Capsules, routing_map: RoutingMap) -> Tensor:
-        """The last assignments R [N, P, S, in_caps, out_caps] of a mixture routing, to look at."""
+        """The last assignments R of a mixture routing, for inspection; see :func:`functional.mixture_assignments`.
+
+        Args:
+            capsules: the children, as the layer takes them.
+            routing_map: the graph.
+
+        Returns:
+            [N, P, S, in_caps, out_caps], without gradient.
+
+        Raises:
+            TypeError: if the routing is not a mixture routing.
+        """
         return self._assignments(*self._children(capsules, routing_map))
 
     def _inputs(self, routing_map: RoutingMap) -> tuple[Tensor, dict[str, Tensor], RoutingMap]:

@@ -1,4 +1,4 @@
-"""The losses of the two papers, and the schedules of the spread loss's margin."""
+"""The losses of the two papers, and schedules for the margin of the spread loss."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tritoncaps import functional
 from tritoncaps._internal.checks import refuse_script
 from tritoncaps.capsules import Capsules
 
-PATIENCE = 1000  # training steps without a call of set_step
+PATIENCE = 1000  # training steps without a call of set_step before a warning
 
 
 @dataclass(frozen=True)
 class LinearMargin:
-    """From ``start`` to ``end`` in equal steps over the first ``steps`` steps, then ``end`` (Hinton et al. 2018).
+    """A margin that grows linearly from ``start`` to ``end`` in ``steps`` training steps (Hinton et al. 2018).
 
     Args:
         steps: training steps until the margin is ``end``.
@@ -42,10 +42,15 @@ class LinearMargin:
 
 @dataclass(frozen=True)
 class SigmoidMargin:
-    """0.2 + 0.79 sigmoid(min(10, step / steps - 4)): the schedule of the authors' own code.
+    """The margin 0.2 + 0.79 sigmoid(min(10, step / steps - 4)), the schedule in the authors' own code.
 
     Args:
-        steps: unit of time, 50,000 training steps in the authors' code.
+        steps: scale of the training steps; 50,000 in the authors' code.
+
+    Example:
+        >>> from tritoncaps import SigmoidMargin
+        >>> round(SigmoidMargin(steps=100)(400), 3)
+        0.595
     """
 
     steps: int = 50_000
@@ -55,20 +60,20 @@ class SigmoidMargin:
 
 
 class SpreadLoss(nn.Module):
-    """The true class must beat every other by a margin: sum over wrong i of max(0, m - (a_t - a_i))^2.
+    """Spread loss (Hinton et al. 2018): the sum over the wrong classes i of max(0, margin - (a_t - a_i))^2.
 
-    Call ``loss.set_step(step)`` in every training step; the current margin is the buffer ``margin``. Without it the
-    margin stays that of step 0: after 1,000 training steps a warning says so, unless the loss is compiled.
+    Call ``loss.set_step(step)`` in every training step; the buffer ``margin`` holds the current margin. Without these
+    calls the margin does not grow. The loss warns about that after 1,000 training steps, unless it is compiled.
 
     Args:
-        schedule: a function that gives the margin of a step, or the margin itself; default ``LinearMargin()``.
+        schedule: a function that returns the margin of a step, or a constant margin; default ``LinearMargin()``.
 
     Shape:
         - capsules: with activations [N, classes], or these alone; labels: [N]
         - result: a scalar
 
     Raises:
-        ValueError: if a label is no class.
+        ValueError: if a label is not the index of a class.
 
     Example:
         >>> from tritoncaps import LinearMargin, SpreadLoss
@@ -89,12 +94,16 @@ class SpreadLoss(nn.Module):
         self._calls_without_step: int | None = 0 if callable(self.schedule) else None  # None: no longer counted
 
     def set_step(self, step: int) -> None:
-        """Make the margin that of training step ``step``."""
+        """Set the margin to that of a training step.
+
+        Args:
+            step: number of the training step, from 0 on.
+        """
         self.margin.fill_(self._margin_at(step))
         self._calls_without_step = None
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor) -> Tensor:
-        """``capsules`` with activations [N, classes], or these alone; labels [N]."""
+        """The loss of ``capsules``, with activations [N, classes], or of the activations alone; labels [N]."""
         if not torch.compiler.is_compiling() and self.training and torch.is_grad_enabled():
             self._warn_without_step()
         return functional.spread_loss(_activations(capsules), labels, self.margin)
@@ -119,11 +128,14 @@ class SpreadLoss(nn.Module):
 
 
 class MarginLoss(nn.Module):
-    """Present classes above ``upper``, absent ones below ``lower`` (Sabour et al. 2017). Several may be present.
+    """Margin loss (Sabour et al. 2017). Several classes may be present in an image.
+
+    It is the sum over the classes of T max(0, upper - a)^2 + down_weight (1 - T) max(0, a - lower)^2, where T is 1 for
+    the classes that are present, and 0 for the others.
 
     Args:
-        upper: present classes must have this activation.
-        lower: absent classes may have this activation.
+        upper: present classes have no loss from this activation on.
+        lower: absent classes have no loss up to this activation.
         down_weight: weight of the absent classes.
 
     Shape:
@@ -131,7 +143,7 @@ class MarginLoss(nn.Module):
         - result: a scalar
 
     Raises:
-        ValueError: if a label is no class.
+        ValueError: if a label is not the index of a class.
 
     Example:
         >>> import torch
@@ -147,7 +159,8 @@ class MarginLoss(nn.Module):
         self.upper, self.lower, self.down_weight = upper, lower, down_weight
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor) -> Tensor:
-        """``capsules`` with activations [N, classes], or these alone; labels [N] or multi-hot [N, classes]."""
+        """The loss of ``capsules``, with activations [N, classes], or of the activations alone; labels [N] or multi-hot
+        [N, classes]."""
         return functional.margin_loss(_activations(capsules), labels, self.upper, self.lower, self.down_weight)
 
     def extra_repr(self) -> str:

@@ -1,9 +1,10 @@
-"""The definition: every operation in einops, differentiable by autograd, on any device and any float dtype.
+"""The definition of every operation, in einops: differentiable by autograd, on any device and in any float dtype.
 
-Each function reads like its formula and stores all votes; every kernel is tested against this file.
+Each function follows its formula and stores all votes. Every kernel is tested against this file. The functions do not
+check their arguments; those of :mod:`tritoncaps.functional` do.
 
-Letters: n image, p parent location, s slot, b child type, c parent type, h pose entry. Tensors of capsules are
-channel-second, [N, B, *in_size, ...] and [N, C, *out_size, ...]; tensors of edges are [N, P, S, B, C, ...].
+Letters: n image, p parent location, s slot, b child type, c parent type, h pose entry. Tensors of capsules have the
+types in their second axis: [N, B, *in_size, ...] and [N, C, *out_size, ...]. Tensors of edges are [N, P, S, B, C, ...].
 """
 
 from __future__ import annotations
@@ -24,9 +25,19 @@ from tritoncaps.routing_map import RoutingMap
 
 
 def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
-    """V_ij = M_i W_ij: what every child believes each of its parents' poses to be.
+    """The votes of matrix capsules, V_ij = M_i W_ij: each child predicts the pose of each of its parents.
 
-    poses [N, B, *in_size, 4, 4], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 4, 4], zero in missing slots.
+    Args:
+        poses: the children's poses M.
+        weight: transformation matrices W.
+        routing_map: which child feeds which parent.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], weight: [K, B, C, 4, 4]
+        - result: [N, P, S, B, C, 4, 4]
+
+    Returns:
+        The votes, zero in missing slots.
     """
     children = _at_edges(poses, routing_map)
     slot_weight = weight[routing_map.tables(weight.device).weight_of.long()]
@@ -34,14 +45,39 @@ def pose_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor
 
 
 def coordinate_addition(votes: Tensor, routing_map: RoutingMap) -> Tensor:
-    """Add the map's offset of each slot to the right-hand column of its votes [N, P, S, B, C, 4, 4]."""
+    """Add the offset of each slot to the right-hand column of its votes.
+
+    Args:
+        votes: the votes.
+        routing_map: the map with the offsets.
+
+    Shape:
+        - votes and result: [N, P, S, B, C, 4, 4]
+
+    Returns:
+        New votes.
+    """
     column = routing_map.tables(votes.device).offset.to(votes.dtype)  # [S, 4]
     offset = F.pad(column[..., None], (3, 0))  # [S, 4, 4]
     return votes + rearrange(offset, "s i j -> s 1 1 i j")
 
 
 def initial_assignments(activations: Tensor, num_types: int, routing_map: RoutingMap, competition: str) -> Tensor:
-    """R_ij = 1 / (number of parents that compete for i): [N, P, S, B, C], zero in missing slots."""
+    """The assignments before the first M-step: R_ij = 1 / (number of parents that compete for i).
+
+    Args:
+        activations: the children's activations; only their shape, dtype and device are used.
+        num_types: parent types C.
+        routing_map: which child feeds which parent.
+        competition: "global" or "local".
+
+    Shape:
+        - activations: [N, B, *in_size]
+        - result: [N, P, S, B, C]
+
+    Returns:
+        The assignments R, zero in missing slots.
+    """
     degree = routing_map.tables(activations.device).parents_start.diff().to(activations.dtype)  # [L]
     competitors = degree * num_types if competition == "global" else torch.full_like(degree, num_types)
     shape = activations.shape[:2] + routing_map.in_size
@@ -61,15 +97,30 @@ def m_step(
     variance_floor: float = 1e-4,
     mean_data: bool = True,
 ) -> Gaussians:
-    """Fit every parent's Gaussian to its votes, and activate it if that describes them cheaply.
+    """M-step of EM routing: fit a Gaussian to the votes for each parent, and compute the parent's activation logit.
 
     With r_ij = R_ij a_i:   S_j = sum_i r_ij,   mean_jh = sum_i r_ij V_ijh / S_j
                             variance_jh = max(sum_i r_ij (V_ijh - mean_jh)^2 / S_j, variance_floor)
                             cost_j = sum_h (beta_u_j + 1/2 log variance_jh) S_j / mean_data
                             logit_j = inverse_temperature (beta_a_j - cost_j)
 
-    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size], of which those below zero
-    count as zero, betas [C].
+    Args:
+        votes: the votes V.
+        assignments: the assignments R.
+        activations: the children's activations a; negative ones count as zero.
+        beta_u: cost of describing a vote, for each parent type.
+        beta_a: cost of not activating a parent, for each parent type.
+        routing_map: which child feeds which parent.
+        inverse_temperature: lambda, the factor of the logits.
+        variance_floor: smaller variances are replaced by this number.
+        mean_data: divide the support by children / parents; False: by 1.
+
+    Shape:
+        - votes: [N, P, S, B, C, *pose], assignments: [N, P, S, B, C], activations: [N, B, *in_size], betas: [C]
+        - result: mean and variance [N, C, *out_size, *pose], logits [N, C, *out_size]
+
+    Returns:
+        The parents' Gaussians.
     """
     support, mean, variance = moments(votes, assignments, activations, routing_map)
     variance = variance.clamp(min=variance_floor)
@@ -78,24 +129,34 @@ def m_step(
     cost_of_datum = (beta_u[(...,) + (None,) * len(over_pose)] + 0.5 * variance.log()).sum(over_pose)
     scale = mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
     logits = inverse_temperature * (beta_a - cost_of_datum * support / scale)
-    return Gaussians(mean, variance.clone(), logits)  # backward needs the variance; a user may change the copy
+    return Gaussians(mean, variance.clone(), logits)  # a copy: backward needs the original unchanged
 
 
 def moments(
     votes: Tensor, assignments: Tensor, activations: Tensor, routing_map: RoutingMap
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Support, mean and variance of every parent's votes, with r_ij = R_ij a_i.
+    """Support, mean and variance of the votes for each parent, with r_ij = R_ij a_i.
 
     S_j = sum_i r_ij,   mean_jh = sum_i r_ij V_ijh / S_j,   variance_jh = sum_i r_ij (V_ijh - mean_jh)^2 / S_j
 
-    votes [N, P, S, B, C, *pose], assignments [N, P, S, B, C], activations [N, B, *in_size],
-    of which those below zero count as zero -> [N, C, *out_size] and twice [N, C, *out_size, *pose].
+    Args:
+        votes: the votes V.
+        assignments: the assignments R.
+        activations: the children's activations a; negative ones count as zero.
+        routing_map: which child feeds which parent.
+
+    Shape:
+        - votes: [N, P, S, B, C, *pose], assignments: [N, P, S, B, C], activations: [N, B, *in_size]
+        - support: [N, C, *out_size], mean and variance: [N, C, *out_size, *pose]
+
+    Returns:
+        Support, mean and variance.
     """
     pose, activations = votes.shape[5:], _not_negative(activations)
     votes = _ignore_missing(votes, routing_map).flatten(5)
     r = _ignore_missing(assignments * _at_edges(activations, routing_map)[..., None], routing_map)
     support = reduce(r, "n p s b c -> n p c", "sum")
-    alone = support <= least_support(support.dtype)  # false for nan, which must not be hidden
+    alone = support <= least_support(support.dtype)  # false for nan, so that nan stays visible
     share = r / rearrange(support.masked_fill(alone, 1), "n p c -> n p 1 1 c")
     mean = einsum(share, votes, "n p s b c, n p s b c h -> n p c h")
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
@@ -108,12 +169,23 @@ def moments(
 
 
 def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
-    """Share every child among its parents, by how well their Gaussians explain its votes.
+    """E-step of EM routing: compute the assignments from the likelihoods of the votes.
 
     l_ij = log a_j - 1/2 sum_h [(V_ijh - mean_jh)^2 / variance_jh + log(2 pi variance_jh)]
     R_ij = exp(l_ij) / sum over the parents j' that compete for i of exp(l_ij')
 
-    votes [N, P, S, B, C, *pose] -> assignments [N, P, S, B, C], zero in missing slots.
+    Args:
+        votes: the votes V.
+        gaussians: the parents' Gaussians.
+        routing_map: which child feeds which parent.
+        competition: "global" or "local".
+
+    Shape:
+        - votes: [N, P, S, B, C, *pose]; mean and variance: [N, C, *out_size, *pose]; logits: [N, C, *out_size]
+        - result: [N, P, S, B, C]
+
+    Returns:
+        The assignments R, zero in missing slots.
     """
     votes = _ignore_missing(votes, routing_map).flatten(5)
     mean, variance = (_from_capsules(x, routing_map).flatten(3) for x in gaussians[:2])  # [N, P, C, H]
@@ -128,7 +200,20 @@ def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, comp
 def assignments_from_logits(
     logits: Tensor, routing_map: RoutingMap, *, competition: str = "global", rival: float = -math.inf
 ) -> Tensor:
-    """Softmax of logits [N, P, S, B, C] over the parents that compete for each child, and a constant rival."""
+    """Softmax of the logits over the parents that compete for each child.
+
+    Args:
+        logits: one logit for each vote.
+        routing_map: which child feeds which parent.
+        competition: "global" or "local".
+        rival: logit of one more parent, whose share is not returned; default: there is none.
+
+    Shape:
+        - logits and result: [N, P, S, B, C]
+
+    Returns:
+        The assignments, zero in missing slots.
+    """
     if competition == "local":
         log_sum = logits.logsumexp(dim=-1, keepdim=True)
         log_sum = log_sum.masked_fill(log_sum.isneginf(), 0)
@@ -151,9 +236,23 @@ def em_routing(
     routing_map: RoutingMap,
     routing: EMRouting,
 ) -> Capsules:
-    """EM routing of matrix capsules: the means and activations of the parents after the last M-step.
+    """EM routing: the means and activations of the parents after the last M-step.
 
-    poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4], betas [C].
+    Args:
+        poses: the children's poses.
+        activations: the children's activations.
+        weight: transformation matrices.
+        beta_u: cost of describing a vote, for each parent type.
+        beta_a: cost of not activating a parent, for each parent type.
+        routing_map: which child feeds which parent.
+        routing: the options.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4], betas: [C]
+        - result: poses [N, C, *out_size, 4, 4], activations [N, C, *out_size]
+
+    Returns:
+        The parents.
     """
     betas = {"beta_u": beta_u, "beta_a": beta_a}
     return mixture_routing(poses, activations, weight, betas, routing_map, routing)
@@ -169,10 +268,23 @@ def mixture_routing(
 ) -> Capsules:
     """Any mixture routing: the means and activations of the parents after the last fit.
 
-    poses [N, B, *in_size, 4, 4], activations [N, B, *in_size], weight [K, B, C, 4, 4].
+    Args:
+        poses: the children's poses.
+        activations: the children's activations.
+        weight: transformation matrices.
+        parameters: the parameters of the routing, by name.
+        routing_map: which child feeds which parent.
+        routing: the routing.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - result: poses [N, C, *out_size, 4, 4], activations [N, C, *out_size]
+
+    Returns:
+        The parents.
     """
     mean, logit = mixture_logits(poses, activations, weight, parameters, routing_map, routing)
-    return Capsules(mean, torch.sigmoid(logit).clone())  # backward needs the result; a user may change the copy
+    return Capsules(mean, torch.sigmoid(logit).clone())  # a copy: backward needs the original unchanged
 
 
 def mixture_logits(
@@ -183,9 +295,25 @@ def mixture_logits(
     routing_map: RoutingMap,
     routing: MixtureRouting,
 ) -> Capsules:
-    """The same, with the logits of the activations in their place."""
+    """Any mixture routing: the means and activation logits of the parents after the last fit.
+
+    Args:
+        poses: the children's poses.
+        activations: the children's activations.
+        weight: transformation matrices.
+        parameters: the parameters of the routing, by name.
+        routing_map: which child feeds which parent.
+        routing: the routing.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - result: poses [N, C, *out_size, 4, 4], logits [N, C, *out_size]
+
+    Returns:
+        A pair of poses and logits.
+    """
     *_, (components, _) = mixture_steps(poses, activations, weight, parameters, routing_map, routing)
-    # copies: backward may need these tensors, and a user may change what is returned
+    # copies: backward may need these tensors unchanged
     return Capsules(*(x.to(poses.dtype, copy=True) for x in (components.mean, components.logit)))
 
 
@@ -197,10 +325,25 @@ def mixture_steps(
     routing_map: RoutingMap,
     routing: MixtureRouting,
 ) -> Iterator[tuple[Components, Tensor]]:
-    """The components of every iteration, and the assignments [N, P, S, B, C] that they were fitted with.
+    """The iterations of a mixture routing.
 
-    R_ij = 1 / (number of parents that compete for i), then the softmax of
-    l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2 over them
+    R_ij = 1 / (number of parents that compete for i) at first, then the softmax over these parents of
+    l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2
+
+    Args:
+        poses: the children's poses.
+        activations: the children's activations.
+        weight: transformation matrices.
+        parameters: the parameters of the routing, by name.
+        routing_map: which child feeds which parent.
+        routing: the routing.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - assignments: [N, P, S, B, C]
+
+    Returns:
+        An iterator over pairs: the components of an iteration, and the assignments with which they were fitted.
     """
     poses, activations, weight = map(widen, (poses, activations, weight))
     activations = _not_negative(activations)
@@ -223,9 +366,19 @@ def mixture_steps(
 
 
 def log_likelihood(votes: Tensor, components: Components, routing_map: RoutingMap) -> Tensor:
-    """l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2.
+    """The logits of the assignments: l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2.
 
-    votes [N, P, S, B, C, 4, 4] -> [N, P, S, B, C].
+    Args:
+        votes: the votes V.
+        components: the parents' components.
+        routing_map: which child feeds which parent.
+
+    Shape:
+        - votes: [N, P, S, B, C, 4, 4]
+        - result: [N, P, S, B, C]
+
+    Returns:
+        The logits l.
     """
     votes = _ignore_missing(votes, routing_map).flatten(5)
     mean, precision = (_from_capsules(x, routing_map).flatten(3) for x in components[:2])  # [N, P, C, H]
@@ -242,22 +395,62 @@ def assignments(
     routing_map: RoutingMap,
     routing: MixtureRouting,
 ) -> Tensor:
-    """The assignments [N, P, S, B, C] that the last fit of :func:`mixture_routing` uses."""
+    """The assignments that the last fit of :func:`mixture_routing` uses.
+
+    Args:
+        poses: the children's poses.
+        activations: the children's activations.
+        weight: transformation matrices.
+        parameters: the parameters of the routing, by name.
+        routing_map: which child feeds which parent.
+        routing: the routing.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - result: [N, P, S, B, C]
+
+    Returns:
+        The assignments R, zero in missing slots.
+    """
     *_, (_, shares) = mixture_steps(poses, activations, weight, parameters, routing_map, routing)
     return shares.to(poses.dtype)
 
 
 def squash(vectors: Tensor, dim: int = -1) -> Tensor:
-    """|x|^2 / (1 + |x|^2) x / |x|: the direction is kept, the length becomes a probability."""
+    """|x|^2 / (1 + |x|^2) x / |x|: keep the direction, shorten the length to below one.
+
+    Args:
+        vectors: vectors along the axis ``dim``.
+        dim: the axis of the entries of a vector.
+
+    Shape:
+        - vectors and result: any shape
+
+    Returns:
+        The squashed vectors.
+    """
     square = (vectors**2).sum(dim, keepdim=True)
-    # At x = 0 the root's slope is infinite, but squash's is zero: take the root of 1 there.
+    # At x = 0 the root has an infinite derivative, but squash has the derivative zero: take the root of 1 there.
     zero = square == 0
     length = square.masked_fill(zero, 1).sqrt()
     return vectors * (length / (1 + square)).masked_fill(zero, 0)
 
 
 def vector_votes(poses: Tensor, weight: Tensor, routing_map: RoutingMap) -> Tensor:
-    """u_hat_ij = W_ij^T u_i: poses [N, B, *in_size, D], weight [K, B, C, D, E] -> votes [N, P, S, B, C, E]."""
+    """The votes of vector capsules, u_hat_ij = W_ij^T u_i.
+
+    Args:
+        poses: the children's vectors u.
+        weight: transformation matrices W.
+        routing_map: which child feeds which parent.
+
+    Shape:
+        - poses: [N, B, *in_size, D], weight: [K, B, C, D, E]
+        - result: [N, P, S, B, C, E]
+
+    Returns:
+        The votes, zero in missing slots.
+    """
     children = _at_edges(poses, routing_map)
     slot_weight = weight[routing_map.tables(weight.device).weight_of.long()]
     return einsum(children, slot_weight, "n p s b d, s b c d e -> n p s b c e")
@@ -270,12 +463,23 @@ def dynamic_routing(
     routing: DynamicRouting,
     priors: Tensor | None = None,
 ) -> Tensor:
-    """Routing by agreement: the squashed sum of the votes, each weighted by its coupling coefficient.
+    """Dynamic routing: the squashed sum of the votes, each weighted by its coupling coefficient.
 
-    R = softmax of b over the parents of a child;   v_j = squash(sum_i R_ij u_hat_ij);   b_ij += u_hat_ij . v_j
+    c = softmax of b over the parents of a child;   v_j = squash(sum_i c_ij u_hat_ij);   b_ij += u_hat_ij . v_j
 
-    poses [N, B, *in_size, D], weight [K, B, C, D, E], priors [K, B, C] (the first b; zero by default)
-    -> [N, C, *out_size, E].
+    Args:
+        poses: the children's vectors u.
+        weight: transformation matrices W.
+        routing_map: which child feeds which parent.
+        routing: the options.
+        priors: the initial b; default: zero.
+
+    Shape:
+        - poses: [N, B, *in_size, D], weight: [K, B, C, D, E], priors: [K, B, C]
+        - result: [N, C, *out_size, E]
+
+    Returns:
+        The parents' vectors v.
     """
     *_, (parents, _) = dynamic_steps(poses, weight, routing_map, routing, priors)
     return _to_capsules(parents, routing_map, parents.shape[3:]).to(poses.dtype)
@@ -288,8 +492,22 @@ def dynamic_steps(
     routing: DynamicRouting,
     priors: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The parents [N, P, C, E] of every iteration of :func:`dynamic_routing`, and the coupling coefficients
-    [N, P, S, B, C] of their votes."""
+    """The iterations of :func:`dynamic_routing`.
+
+    Args:
+        poses: the children's vectors u.
+        weight: transformation matrices W.
+        routing_map: which child feeds which parent.
+        routing: the options.
+        priors: the initial b; default: zero.
+
+    Shape:
+        - poses: [N, B, *in_size, D], weight: [K, B, C, D, E], priors: [K, B, C]
+        - parents: [N, P, C, E], coupling coefficients: [N, P, S, B, C]
+
+    Returns:
+        An iterator over pairs: the parents of an iteration, and the coupling coefficients of their votes.
+    """
     poses, weight = widen(poses), widen(weight)
     votes = vector_votes(poses, weight, routing_map)
     if priors is None:
@@ -307,25 +525,35 @@ def dynamic_steps(
 
 
 def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data: bool = True) -> float:
-    """Child capsules per parent capsule: the data that a parent of the layer explains on average."""
+    """Child capsules of a layer divided by its parent capsules.
+
+    Args:
+        routing_map: which child feeds which parent.
+        in_caps: child types.
+        out_caps: parent types.
+        mean_data: False: return 1.
+
+    Returns:
+        The number by which EM routing divides the support.
+    """
     if not mean_data:
         return 1.0
     return routing_map.num_children * in_caps / (routing_map.num_parents * out_caps)
 
 
 def _not_negative(activations: Tensor) -> Tensor:
-    """Zero instead of what is below it, without a gradient there; zero itself has one, and nan stays."""
+    """Replace negative activations by zero, without a gradient. Zeros keep their gradient, and nan stays nan."""
     return activations.masked_fill(activations < 0, 0)
 
 
 def _silence(poses: Tensor, activations: Tensor) -> Tensor:
-    """A child with activation zero is ignored, even if its pose is inf or nan."""
+    """Replace inf and nan by zero in the poses of children with activation zero, so that they are ignored."""
     silent = rearrange(activations == 0, "... -> ... 1 1")
     return poses.masked_fill(silent & ~poses.isfinite(), 0)
 
 
 def _at_edges(x: Tensor, routing_map: RoutingMap) -> Tensor:
-    """What the child of every edge holds: [N, B, *in_size, ...] -> [N, P, S, B, ...], zero in missing slots."""
+    """The values of the child of each edge: [N, B, *in_size, ...] -> [N, P, S, B, ...], zero in missing slots."""
     x = x.flatten(2, 1 + len(routing_map.in_size)) if routing_map.in_size else x.unsqueeze(2)
     children = routing_map.tables(x.device).children.long()
     edges = rearrange(x[:, :, children.clamp(min=0)], "n b p s ... -> n p s b ...")
@@ -333,7 +561,7 @@ def _at_edges(x: Tensor, routing_map: RoutingMap) -> Tensor:
 
 
 def _ignore_missing(edges: Tensor, routing_map: RoutingMap, value: float = 0.0) -> Tensor:
-    """``value`` in the missing slots of [N, P, S, ...]."""
+    """Write ``value`` into the missing slots of [N, P, S, ...]."""
     missing = routing_map.tables(edges.device).children < 0
     return edges.masked_fill(missing.reshape(missing.shape + (1,) * (edges.ndim - 3)), value)
 

@@ -1,4 +1,4 @@
-"""Layers that help capsules to generalise. They take and give :class:`Capsules`, and go between other layers."""
+"""Regularization layers. They take and return :class:`Capsules`; put them between other layers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor, nn
 from tritoncaps._internal.checks import check_like_layer, check_positive, check_shape, check_tensor
 from tritoncaps.capsules import Capsules
 
-LOGIT_EPSILON = 1e-6  # activations are kept this far from 0 and 1 where their logits are needed
+LOGIT_EPSILON = 1e-6  # activations are clamped to [eps, 1 - eps] before their logits are computed
 
 
 class CapsuleDropout(nn.Module):
-    """In training, each capsule is silent with probability ``p``: its activation is 0, so its votes do not count.
+    """In training, set the activation of each capsule to 0 with probability ``p``, so that its votes do not count.
 
-    Activations of the others are not scaled: they are probabilities, and a parent sees fewer children, not surer ones.
-    In evaluation it does nothing.
+    The other activations are not scaled, because they are probabilities. In evaluation the layer does nothing.
 
     Args:
-        p: probability that a capsule is silent.
+        p: probability that a capsule is dropped.
 
     Shape:
         - children and result: poses [N, C, *space, ...], activations [N, C, *space]
 
     Raises:
         ValueError: if ``p`` is not at least 0 and below 1.
+        TypeError: if the input is not a pair of tensors.
 
     Example:
         >>> import torch
@@ -53,27 +53,28 @@ class CapsuleDropout(nn.Module):
 
 
 class CapsuleNorm(nn.Module):
-    """Batch normalisation of matrix capsules: of each entry of a type's poses, and of its activation logits.
+    """Batch normalisation of matrix capsules: each pose entry and the activation logit of each type are normalised.
 
-    Variational Bayes routing has it after every routing (Ribeiro et al. 2020). Statistics are taken over images and
-    positions. Training needs at least two values of each entry: one image is enough where there are positions, but
-    not for class capsules. Under DistributedDataParallel each process normalises by its own share of the batch, and
-    the statistics of the first process are kept; nn.SyncBatchNorm.convert_sync_batchnorm makes them those of the
-    whole batch on GPUs.
+    Networks with variational Bayes routing use it after every routing (Ribeiro et al. 2020). Statistics are computed
+    over images and positions. In training, each entry needs at least two values: one image is enough for a layer with
+    positions, but not for class capsules. Under DistributedDataParallel each process uses the statistics of its own
+    part of the batch, and the running statistics are those of the first process. On GPUs,
+    nn.SyncBatchNorm.convert_sync_batchnorm replaces them by the statistics of the whole batch.
 
     Args:
         num_caps: capsule types.
-        affine: learn a scale and a shift for the logits of each type. Poses have none: parameters that a loss of class
-            activations does not use would stop DistributedDataParallel.
-        momentum: of the running statistics, which evaluation uses, as in nn.BatchNorm1d.
-        device: of the parameters.
-        dtype: of the parameters.
+        affine: learn a scale and a shift for the logits of each type. Poses have none, because a loss of class
+            activations would not use those of the last layer, and DistributedDataParallel stops at unused parameters.
+        momentum: momentum of the running statistics, which evaluation uses, as in nn.BatchNorm1d.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - children and result: poses [N, num_caps, *space, 4, 4], activations [N, num_caps, *space]
 
     Raises:
-        ValueError: if a shape is wrong, or training has one value of an entry only.
+        ValueError: if a shape is wrong, or an entry has only one value in training.
+        TypeError: if the input is not a pair of tensors.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-"""RoutingMap: which child votes for which parent.
+"""RoutingMap: which child feeds which parent.
 
-A map is block-sparse: its blocks are pairs of a child location and a parent location, and each block is dense
-over child types and parent types. Convolutions, class capsules and arbitrary graphs differ only in the tables.
+A map is block-sparse. A block is a pair of a child location and a parent location; it is dense over child types and
+parent types. Convolutions, class capsules and arbitrary graphs differ only in the tables.
 """
 
 from __future__ import annotations
@@ -24,10 +24,23 @@ _graphs = itertools.count()  # a number for each arbitrary graph
 
 
 class RoutingMap:
-    """Who votes for whom: L child locations, P parent locations with S slots each.
+    """Which child feeds which parent: L child locations, P parent locations with S slots each.
 
-    Build one with ``RoutingMap.conv``, ``RoutingMap.full`` or ``RoutingMap.from_edges``. A map is a small immutable
-    value: its tables are made at first use, once for all equal maps, and copied to a device once.
+    Build one with ``RoutingMap.conv``, ``RoutingMap.full`` or ``RoutingMap.from_edges``. A map is small and immutable.
+    Its tables are computed at their first use, once for all equal maps, and copied to each device once.
+
+    Args:
+        key: kind and options of the map; equal maps have equal keys.
+        in_size: child locations along each axis.
+        out_size: parent locations along each axis.
+        num_slots: slots of each parent.
+        num_weights: weight blocks.
+        graph: the tables of an arbitrary graph.
+
+    Example:
+        >>> from tritoncaps import RoutingMap
+        >>> RoutingMap.conv((5, 5), kernel=3).num_parents
+        9
     """
 
     def __init__(
@@ -39,7 +52,7 @@ class RoutingMap:
         num_weights: int,
         graph: Tables | None = None,
     ) -> None:
-        self.key = key  # equal maps have equal keys; of a convolution and of a full map it says all
+        self.key = key  # for a convolution and a full map, it contains all options
         self.in_size = in_size
         self.out_size = out_size
         self.num_children = math.prod(in_size)
@@ -60,11 +73,14 @@ class RoutingMap:
 
         Args:
             size: positions of the children along each axis.
-            kernel: one number, or one for each axis; so are stride, padding and dilation.
+            kernel: one number, or one for each axis; the same holds for stride, padding and dilation.
             stride: step between parents.
-            padding: empty positions around the children. "same", with stride 1, gives as many parents as children:
-                where it is odd, the end of an axis gets one more.
+            padding: empty positions around the children. "same" gives as many parents as children and needs stride 1;
+                if the total padding is odd, the end of the axis gets one more position than its start.
             dilation: step between the children of a parent.
+
+        Returns:
+            The map.
 
         Raises:
             ValueError: if a number is wrong, or the kernel is larger than the input.
@@ -98,12 +114,15 @@ class RoutingMap:
 
     @staticmethod
     def full(size: Sequence[int], coordinates: bool = True) -> RoutingMap:
-        """The map of class capsules: one parent location that sees every child, with one weight block for all.
+        """The map of class capsules: every child feeds the only parent location, and all share one weight block.
 
         Args:
             size: positions of the children along each axis.
             coordinates: slot s adds its scaled position, (index + 1/2) / size along each axis, to the first entries of
-                the right-hand column of its votes, so that votes with shared weights still depend on positions.
+                the right-hand column of its votes. So votes depend on positions although the weights are shared.
+
+        Returns:
+            The map.
 
         Raises:
             ValueError: if a size is below 1, or there are more than four axes with coordinates.
@@ -129,21 +148,28 @@ class RoutingMap:
         offset: Sequence[Sequence[float]] | Tensor | None = None,
         relations: Sequence[int] | Tensor | None = None,
     ) -> RoutingMap:
-        """An arbitrary graph: edge e joins child location ``children[e]`` and parent location ``parents[e]``.
+        """The map of any graph: edge e joins child location ``children[e]`` and parent location ``parents[e]``.
 
         Args:
             children: the child location of each edge.
             parents: the parent location of each edge.
-            num_children: child locations.
-            num_parents: parent locations.
-            slots: the slot of each edge at its parent; default: edges are numbered in their order of appearance.
-            weight_of: the weight block of each slot; default: a block for every slot. Zeros for all share one block.
+            num_children: number of child locations.
+            num_parents: number of parent locations.
+            slots: the slot of each edge at its parent; default: the edges of a parent are numbered in their order.
+            weight_of: the weight block of each slot; default: a block for every slot. If all are 0, slots share one.
             offset: up to four numbers for each slot, which are added to the right-hand column of its votes.
-            relations: the weight block of each edge, in place of ``slots`` and ``weight_of``: edges of one relation
-                share their matrices.
+            relations: the relation of each edge, instead of ``slots`` and ``weight_of``. Edges of one relation share
+                one weight block.
+
+        Shape:
+            - children, parents, slots and relations: [edges]
+            - weight_of: [S], offset: [S, up to 4]
+
+        Returns:
+            The map.
 
         Raises:
-            ValueError: if a list has another length, or names a location that is not there.
+            ValueError: if a list has another length, or an index is out of range.
 
         Example:
             >>> from tritoncaps import RoutingMap
@@ -180,8 +206,22 @@ class RoutingMap:
 
     @staticmethod
     def from_tables(children: Tensor, weight_of: Tensor, offset: Tensor, in_size: Size, out_size: Size) -> RoutingMap:
-        """The map of tables as ``tritoncaps.kernels.common.tables.Tables`` describes them."""
-        # copies: kernels keep what they make of a map's tables, so no two maps may share one
+        """The map with given tables, which ``tritoncaps.kernels.common.tables.Tables`` describes.
+
+        Args:
+            children: the child location of each slot of each parent, or -1.
+            weight_of: the weight block of each slot.
+            offset: numbers that each slot adds to the right-hand column of its votes.
+            in_size: child locations along each axis.
+            out_size: parent locations along each axis.
+
+        Shape:
+            - children: [P, S], weight_of: [S], offset: [S, 4]
+
+        Returns:
+            The map.
+        """
+        # copies: kernels cache results for each table, so two maps must not share one
         children, weight_of, offset = (x.detach().cpu().clone() for x in (children, weight_of, offset))
         tables = _with_inverse(children, weight_of, offset, math.prod(in_size))
         num_weights = int(weight_of.max()) + 1
@@ -199,28 +239,45 @@ class RoutingMap:
 
     @property
     def offset(self) -> Tensor:
-        """float64 [S, 4]: what slot s adds to the right-hand column of its votes."""
+        """float64 [S, 4]: the numbers that slot s adds to the right-hand column of its votes."""
         return self.tables().offset
 
     @property
     def num_edges(self) -> int:
-        """Joined pairs of locations, each a dense block of child types x parent types."""
+        """Number of edges: pairs of a child location and a parent location."""
         return len(self.tables().parents_pair)
 
     @property
     def max_degree(self) -> int:
-        """Pairs of the child location that has most."""
+        """The largest number of edges of a child location."""
         return _max_degree(self.key) if not self._graph else int(self.tables().parents_start.diff().max())
 
     def parents(self, child: int) -> list[tuple[int, int]]:
-        """The (parent location, slot) pairs that contain child location ``child``."""
+        """The parents of one child location.
+
+        Args:
+            child: a child location.
+
+        Returns:
+            Pairs (parent location, slot) that ``child`` feeds.
+
+        Raises:
+            ValueError: if there is no such child location.
+        """
         _require(0 <= child < self.num_children, f"child must be below {self.num_children}, but it is {child}")
         host = self.tables()
         start, end = host.parents_start[child : child + 2].tolist()
         return [divmod(pair, self.num_slots) for pair in host.parents_pair[start:end].tolist()]
 
     def tables(self, device: torch.device | str = "cpu") -> Tables:
-        """The tables on ``device``, copied there at the first call."""
+        """The tables on a device. The first call copies them there.
+
+        Args:
+            device: the device.
+
+        Returns:
+            The tables that kernels read.
+        """
         place = str(device)
         if not self._graph:
             return getattr(_kept, _keep_tables(self.key, place))
@@ -229,7 +286,11 @@ class RoutingMap:
         return self._graph[place]
 
     def check(self) -> None:
-        """Raise unless the children of the parents and the parents of the children are each other's inverse."""
+        """Check that the table of children and the table of parents describe the same edges.
+
+        Raises:
+            ValueError: if they contradict each other.
+        """
         edges = {
             (int(child), p, s)
             for p, row in enumerate(self.children.tolist())
@@ -246,7 +307,7 @@ class RoutingMap:
         return RoutingMap.from_tables, (host.children, host.weight_of, host.offset, self.in_size, self.out_size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RoutingMap:
-        return self  # nobody changes a map
+        return self  # maps are immutable
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RoutingMap) and self.key == other.key
@@ -264,7 +325,7 @@ class RoutingMap:
 
 
 class _Kept:
-    """The tables of all maps but graphs; attributes, because the compiler can watch one without watching all."""
+    """The tables of all maps except graphs. They are attributes, so that torch.compile guards only those it uses."""
 
 
 _kept = _Kept()
@@ -272,7 +333,7 @@ _kept = _Kept()
 
 @constant
 def _keep_tables(key: tuple[Any, ...], device: str) -> str:
-    """Put the tables into ``_kept``, and return their name there."""
+    """Store the tables in ``_kept``, and return the name of the attribute."""
     name = f"{key} on {device}"
     setattr(_kept, name, Tables(*(table.to(device) for table in _host_tables(key))))
     return name
@@ -296,7 +357,7 @@ def _with_inverse(children: Tensor, weight_of: Tensor, offset: Tensor, num_child
 
 
 def _paddings(padding: Size | Literal["same"], axis: int, kernel: int, dilation: int) -> tuple[int, int]:
-    """Before the first and after the last position of an axis."""
+    """The padding before the first and after the last position of an axis."""
     if padding == "same":
         total = dilation * (kernel - 1)
         return total // 2, total - total // 2
@@ -353,7 +414,8 @@ def _order_of_appearance(parent: Tensor) -> Tensor:
 
 
 def _slots_of_relations(parent: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
-    """A slot for each edge, and the relation of each slot: parents have as many of each as one of them needs."""
+    """The slot of each edge, and the relation of each slot. A relation gets as many slots as a parent has edges of it,
+    at most."""
     _require(len(relation) == len(parent), f"relations must name {len(parent)} edges, but it has {len(relation)}")
     _require(int(relation.min()) >= 0, f"relations must not be negative, but one is {int(relation.min())}")
     order = _order_of_appearance(parent * (int(relation.max()) + 1) + relation)
@@ -388,7 +450,7 @@ def _in_range(name: str, index: Tensor, count: int, what: str) -> None:
 
 
 def per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Size:
-    """``value`` for each of ``dims`` axes, checked."""
+    """Check ``value`` and return it for each of ``dims`` axes."""
     values: Any = tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims
     _require(
         all(isinstance(v, int) and not isinstance(v, bool) for v in values),
@@ -400,7 +462,7 @@ def per_axis(name: str, value: int | Sequence[int], dims: int, least: int) -> Si
 
 
 def padding_per_axis(padding: int | Sequence[int] | Literal["same"], stride: Size) -> Size | Literal["same"]:
-    """``padding`` for each axis that ``stride`` has, checked, or "same"."""
+    """Check ``padding`` and return it for each axis of ``stride``, or "same"."""
     if padding == "same":
         _require(max(stride) == 1, f"padding='same' needs stride 1, but stride is {stride}")
         return "same"

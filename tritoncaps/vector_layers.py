@@ -1,4 +1,4 @@
-"""Vector-capsule layers (Sabour, Frosst and Hinton 2017). They take and give :class:`Capsules`, whose activations are
+"""Vector-capsule layers (Sabour, Frosst and Hinton 2017). They take and return :class:`Capsules`, whose activations are
 the lengths of the poses."""
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tritoncaps.routing_map import RoutingMap, padding_per_axis, per_axis
 
 
 class VectorPrimaryCaps(nn.Module):
-    """The first vector capsules: a convolution whose channels, squashed, are the poses of ``out_caps`` types.
+    """Primary vector capsules: a convolution computes the poses of ``out_caps`` types, which are then squashed.
 
     Args:
         in_channels: channels of the features.
         out_caps: capsule types.
-        dim: numbers of a pose.
-        kernel_size: of the convolution.
-        stride: of the convolution.
-        padding: of the convolution.
+        dim: entries of a pose vector.
+        kernel_size: kernel size of the convolution.
+        stride: stride of the convolution.
+        padding: padding of the convolution.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - features: [N, in_channels, H, W]
@@ -71,7 +71,7 @@ class VectorPrimaryCaps(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Poses of about the features' scale."""
+        """Initialise the weights: poses have about the scale of the features."""
         nn.init.kaiming_normal_(self.pose.weight, nonlinearity="linear")
         assert self.pose.bias is not None
         nn.init.zeros_(self.pose.bias)
@@ -93,7 +93,7 @@ class VectorPrimaryCaps(nn.Module):
 
 
 class _VectorRoutedCaps(RoutedCaps):
-    """What both layers with votes share."""
+    """Base class of the vector layers that route votes."""
 
     priors: nn.Parameter | None
 
@@ -142,8 +142,19 @@ class _VectorRoutedCaps(RoutedCaps):
         def __call__(self, capsules: Capsules | Tensor) -> Capsules: ...
 
     def assignments(self, capsules: Capsules | Tensor) -> Tensor:
-        """The last coupling coefficients [N, P, S, B, C] of dynamic routing, to look at; see
-        :func:`functional.dynamic_assignments`. A child type of VectorCaps is one child, so that P = S = 1."""
+        """The last coupling coefficients of dynamic routing, for inspection.
+
+        See :func:`functional.dynamic_assignments`. In VectorCaps each child is a type of its own, so P = S = 1.
+
+        Args:
+            capsules: the children, as the layer takes them.
+
+        Returns:
+            [N, P, S, in_caps, out_caps], without gradient.
+
+        Raises:
+            TypeError: if the routing is not :class:`~tritoncaps.DynamicRouting`.
+        """
         routing = self._dynamic("assignments")
         given, routing_map = self._children(capsules)
         weight, parameters, _ = self._inputs(routing_map)
@@ -151,7 +162,7 @@ class _VectorRoutedCaps(RoutedCaps):
         return functional.dynamic_assignments(given.poses, weight, routing_map, routing, priors)
 
     def _dynamic(self, what: str) -> DynamicRouting:
-        """The routing, if it is that of this library."""
+        """The routing; an error if it is not DynamicRouting itself."""
         if not isinstance(self.routing, DynamicRouting) or type(self.routing).route is not DynamicRouting.route:
             raise TypeError(f"{what} needs the route of DynamicRouting, but the routing is {self.routing!r}")
         return self.routing
@@ -160,34 +171,35 @@ class _VectorRoutedCaps(RoutedCaps):
         return self._route(*self._children(capsules))
 
     def _children(self, capsules: Capsules | Tensor) -> tuple[Capsules, RoutingMap]:
-        """The children as a routing takes them, checked, and the map of their size."""
+        """Check the children; return them as the routing takes them, with the map for their size."""
         raise NotImplementedError
 
 
 class VectorCaps(_VectorRoutedCaps):
-    """Fully connected vector capsules: every child votes for every parent, each pair with a matrix of its own.
+    """Fully connected vector capsules: every child votes for every parent, and each pair has its own matrix.
 
-    Its parameters are ``weight`` [in_caps, out_caps, in_dim, out_dim] and, if asked for, ``priors``
+    Its parameters are ``weight`` [in_caps, out_caps, in_dim, out_dim] and, with ``priors=True``, ``priors``
     [in_caps, out_caps].
 
     Args:
-        in_caps: children of an image: types times positions.
-        in_dim: numbers of a child's pose.
-        out_caps: parents.
-        out_dim: numbers of a parent's pose.
-        routing: how votes become parents; default ``DynamicRouting(iterations=3)``.
-        priors: learn the first routing logits of every pair; default: they are zero.
+        in_caps: number of children in an image: types times positions.
+        in_dim: entries of a child's pose vector.
+        out_caps: number of parents.
+        out_dim: entries of a parent's pose vector.
+        routing: any :class:`~tritoncaps.routing.VectorRouting`; default ``DynamicRouting(iterations=3)``.
+        priors: learn the initial routing logits of every pair; default: they are zero.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
-        - children: poses [N, ..., in_dim] and activations [N, ...], or poses alone; ``in_caps`` for each image, in any
-          number of axes
+        - children: poses [N, ..., in_dim] and activations [N, ...], or only the poses; the axes between the first and
+          the last one have ``in_caps`` entries together
         - result: poses [N, out_caps, out_dim], activations [N, out_caps], their lengths
 
     Raises:
         ValueError: if an option or a shape is wrong.
+        TypeError: if the input is neither Capsules nor a tensor.
 
     Example:
         >>> import torch
@@ -227,25 +239,26 @@ class VectorCaps(_VectorRoutedCaps):
 
 
 class ConvVectorCaps2d(_VectorRoutedCaps):
-    """Convolutional vector capsules: every parent routes the votes of a ``kernel_size`` window of children.
+    """Convolutional vector capsules: every parent gets the votes of a ``kernel_size`` window of children.
 
-    There is a matrix for each offset in the window and each pair of types. Its parameters are ``weight``
-    [*kernel_size, in_caps, out_caps, in_dim, out_dim] and, if asked for, ``priors`` [*kernel_size, in_caps, out_caps].
+    Each offset in the window and each pair of types has its own matrix. Its parameters are ``weight``
+    [*kernel_size, in_caps, out_caps, in_dim, out_dim] and, with ``priors=True``, ``priors``
+    [*kernel_size, in_caps, out_caps].
 
     Args:
         in_caps: capsule types of the children.
-        in_dim: numbers of a child's pose.
+        in_dim: entries of a child's pose vector.
         out_caps: capsule types of the parents.
-        out_dim: numbers of a parent's pose.
+        out_dim: entries of a parent's pose vector.
         kernel_size: as in nn.Conv2d.
         stride: as in nn.Conv2d.
-        padding: as in nn.Conv2d, "same" included; there are no children in the border, so it gives no votes.
+        padding: as in nn.Conv2d, including "same". The padded border contains no children, so it gives no votes.
         dilation: as in nn.Conv2d.
-        routing: see :class:`VectorCaps`.
-        priors: see there.
-        backend: see there.
-        device: of the parameters.
-        dtype: of the parameters.
+        routing: any :class:`~tritoncaps.routing.VectorRouting`; default ``DynamicRouting(iterations=3)``.
+        priors: learn the initial routing logits of every pair; default: they are zero.
+        backend: "reference", "cpu" or "triton"; default: chosen by device.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - children: poses [N, in_caps, H, W, in_dim], activations [N, in_caps, H, W]
@@ -253,6 +266,7 @@ class ConvVectorCaps2d(_VectorRoutedCaps):
 
     Raises:
         ValueError: if an option or a shape is wrong.
+        TypeError: if the input is neither Capsules nor a tensor.
 
     Example:
         >>> import torch
@@ -291,7 +305,14 @@ class ConvVectorCaps2d(_VectorRoutedCaps):
         return given, self.routing_map(given.poses.shape[2:4])
 
     def routing_map(self, size: Sequence[int]) -> RoutingMap:
-        """Who votes for whom at this input size."""
+        """The routing map for children of one input size.
+
+        Args:
+            size: positions of the children along each axis.
+
+        Returns:
+            Which child feeds which parent.
+        """
         return conv_map(self, size)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Nothing waits in silence: long work shows how far it is, with a bar in a terminal and with lines in a log."""
+"""Progress of long operations: a bar in a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 PATIENCE = 2.0  # seconds before the first line of a log
-PAUSE = 30.0  # between lines
+PAUSE = 30.0  # seconds between lines
 
 _LOG = logging.getLogger("tritoncaps")
 T = TypeVar("T")
 
 
 class Waiting:
-    """Inside, a bar shows ``what`` and how much of ``total`` is done. Without a terminal, without tqdm, or without a
-    total, lines are logged: the first after two seconds."""
+    """A context that shows the progress of ``what`` as a bar. Without a terminal, tqdm or a total, it logs lines; the
+    first one after two seconds."""
 
     def __init__(self, what: str, total: int = 0, unit: str = "") -> None:
         self.done, self._what, self._total = 0, what, total
@@ -52,7 +52,7 @@ class Waiting:
 
 
 def waiting(what: str, items: Iterable[T], total: int) -> Iterator[T]:
-    """The items, of which there are ``total``."""
+    """Yield the items and show how many of ``total`` are done."""
     with Waiting(what, total) as shown:
         for done, item in enumerate(items, start=1):
             yield item

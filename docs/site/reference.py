@@ -1,7 +1,8 @@
-"""The pages of the API reference, made of the names that each module exports. A public name without a docstring is an
-error of the build. MkDocs loads this file as a hook, and griffe as an extension."""
+"""Generates the pages of the API reference from the public names of each module. A public name without a docstring is
+an error. MkDocs loads this file as a hook, griffe loads it as an extension."""
 
 import re
+import textwrap
 from typing import Any
 
 import griffe
@@ -27,26 +28,32 @@ PAGES = {
     "models": ("Models", ["models", "models.baselines", "models.pretrained"]),
     "data": ("Data", ["data"]),
     "training": ("Training", ["training"]),
-    "inspect": ("Inside a network", ["inspect", "drawings"]),
+    "inspect": ("Inspection", ["inspect", "drawings"]),
     "attacks": ("Attacks", ["attacks"]),
     "testing": ("Testing", ["testing"]),
     "convert": ("Weights of other libraries", ["convert"]),
     "backends": ("Backends", ["kernels.common.backends"]),
 }
 
-# what a subclass repeats from a class that documents it: torch.nn.Module, Routing, or the layer itself
+# methods of subclasses that torch.nn.Module, Routing, or the docstring of the layer document
 INHERITED = {"extra_repr", "forward", "new_parameters", "reset_parameters", "route"}
 
 ROLE = re.compile(r":(?:class|func|meth|data|mod):`(~?)([\w.]+)`")  # as in :class:`~package.Name`
+SHAPE = re.compile(r"^Shape:\n((?:    .*\n?)+)", re.MULTILINE)
 
 
-class Roles(griffe.Extension):
-    """Cross-references of docstrings become links, and their examples blocks of code."""
+class Sections(griffe.Extension):
+    """Converts docstrings for griffe: cross-references to links, and the section titles that it does not have."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
-            text = ROLE.sub(link, obj.docstring.value)
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)  # griffe's name for it
+            text = SHAPE.sub(shape, ROLE.sub(link, obj.docstring.value))
+            obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+
+
+def shape(section: re.Match[str]) -> str:
+    """A bold title and a list, like the other sections; griffe would make a box of it."""
+    return "**Shape:**\n\n" + textwrap.dedent(section.group(1)).replace("*", r"\*")
 
 
 def link(role: re.Match[str]) -> str:
@@ -67,7 +74,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """No page asks a server for anything: the theme's offline search gets its script from the site."""
+    """Replace the address of the script of the theme's offline search by a file of the site."""
     return output.replace(ASKED_OF_A_SERVER, get_relative_url(WORKER, page.url))
 
 
@@ -76,14 +83,14 @@ def on_post_template(output_content: str, template_name: str, config: MkDocsConf
 
 
 def load(config: MkDocsConfig) -> Any:
-    """The package, read and not imported, where `make typecheck` has put it together."""
+    """Read the package, without importing it, from the folder that `make joined` makes."""
     handlers = config.plugins["mkdocstrings"].config.handlers
     paths = handlers["python"]["paths"]
     return griffe.load(PACKAGE, search_paths=paths, try_relative_path=False)
 
 
 def public(package: Any, module: str) -> list[str]:
-    """What a module exports: its __all__, or else the names of tritoncaps.__all__ that it defines, or else all."""
+    """The public names of a module: its __all__, or else its names in tritoncaps.__all__, or else all its names."""
     found = package[module]
     if found.exports:
         return [str(name) for name in found.exports if not found[str(name)].is_module]
@@ -99,7 +106,7 @@ def target(member: Any) -> Any:
 
 
 def text(package: Any, title: str, names: dict[str, list[str]]) -> str:
-    """A page: what each module says of itself, then its names."""
+    """A page: for each module, its docstring and its names."""
     parts = [f"# {title}"]
     for module, members in names.items():
         docstring = target(package[module.partition(".")[2]]).docstring
@@ -110,15 +117,15 @@ def text(package: Any, title: str, names: dict[str, list[str]]) -> str:
 
 
 def as_markdown(docstring: str) -> str:
-    """A module's first paragraph; the files that it may list after that are for readers of the code."""
+    """The first paragraph of a module's docstring. The rest is for readers of the code."""
     return ROLE.sub(r"`\2`", docstring.split("\n\n")[0])
 
 
 def overview(package: Any) -> str:
-    """All names of a page in one list, with their first line."""
+    """The overview page: a table for each page, with its names and the first paragraph of their docstrings."""
     parts = [
         "# API reference",
-        "All public names, made from their docstrings.",
+        "All public names, generated from their docstrings.",
     ]
     for page, (title, modules) in PAGES.items():
         parts.append(f"## [{title}]({page}.md)")
@@ -138,7 +145,7 @@ def first_line(member: Any) -> str:
 
 
 def without_docstring(package: Any) -> Any:
-    """Paths of the public names, and of the public methods of their classes, that say nothing."""
+    """Paths of the public names, and of public methods of their classes, that have no docstring."""
     exported = [target(package[str(name)]) for name in package.exports if not str(name).startswith("__")]
     shown = [target(package[m][name]) for _, modules in PAGES.values() for m in modules for name in public(package, m)]
     for member in [*exported, *shown]:

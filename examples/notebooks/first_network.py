@@ -14,8 +14,8 @@
 # %% [markdown]
 # # A first capsule network
 #
-# Discs, upright bars and lying bars of any colour, at any place. A small network of convolutions and capsules tells
-# them apart after a few training steps, on a CPU.
+# The images show coloured discs, vertical bars and horizontal bars at random positions. A small network of convolutions
+# and capsules learns to classify them in a few training steps, on a CPU.
 
 # %%
 import sys
@@ -36,8 +36,8 @@ for axis, image in zip(axes, images, strict=False):
     axis.axis("off")
 
 # %% [markdown]
-# Layers compose as those of `torch.nn`. `PrimaryCaps` makes capsules of features, `ConvCaps2d` routes the votes of 3x3
-# windows, `ClassCaps` gives one capsule for each class.
+# The layers work in `nn.Sequential`. `PrimaryCaps` computes the first capsules from features, `ConvCaps2d` routes the
+# votes of 3x3 windows, and `ClassCaps` returns one capsule for each class.
 
 # %%
 torch.manual_seed(0)
@@ -54,7 +54,8 @@ poses, activations = model(images[:2])
 print(poses.shape, activations.shape)
 
 # %% [markdown]
-# The spread loss pushes the activation of the right class above all others, by a margin that grows from step to step.
+# The spread loss raises the activation of the true class above those of all other classes, by a margin that grows with
+# each step.
 
 # %%
 steps = 60
@@ -73,4 +74,4 @@ with torch.no_grad():
 print(f"{(found.activations.argmax(1) == new_labels).float().mean():.1%} of new images right")
 
 # %% [markdown]
-# Next: `looking_inside`, on how the capsules are routed.
+# The next notebook, `looking_inside`, shows how the capsules are routed.

@@ -14,7 +14,7 @@
 # %% [markdown]
 # # Looking inside a trained network
 #
-# `MatrixCapsNet.small` with the weights that come with the package, on toys of ToyNORB. Nothing is downloaded.
+# `MatrixCapsNet.small` with the pretrained weights of the package, on toys of ToyNORB. No download is needed.
 
 # %%
 import matplotlib.pyplot as plt
@@ -32,7 +32,7 @@ for name, capsules in layers.items():
     print(f"{name:10}  poses {list(capsules.poses.shape)}  mean activation {capsules.activations.mean():.2f}")
 
 # %% [markdown]
-# What the network says of each view, as the left eye sees it.
+# The predicted class of each view; the pictures show the left image of the stereo pair.
 
 # %%
 classes = DATASETS["toynorb"].classes
@@ -43,8 +43,8 @@ for axis, image, activations in zip(axes, images, layers["class_caps"].activatio
     axis.axis("off")
 
 # %% [markdown]
-# `assignments` of a layer are the shares R of its last iteration, [images, parent positions, slots, child types, parent
-# types]. Here are the shares of the classes in all children of the last layer.
+# `assignments` of a layer returns the assignments R of its last iteration, [images, parent positions, slots, child
+# types, parent types]. The picture shows the assignments of all children of the last layer to the classes.
 
 # %%
 R = network.class_caps.assignments(layers["conv_caps2"])
@@ -58,7 +58,7 @@ axis.set_yticks(range(len(classes)), classes)
 figure.tight_layout()
 
 # %% [markdown]
-# The shares of each child sum to one over the classes that compete for it.
+# The assignments of each child sum to one over the classes that compete for it.
 
 # %%
 print(torch.allclose(R.sum(-1), torch.ones(R.shape[:-1]), atol=1e-5))

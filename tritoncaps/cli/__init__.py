@@ -1,4 +1,4 @@
-"""The command `tritoncaps`: one file for each subcommand, with `add` for its arguments and `run` for its work."""
+"""The command `tritoncaps`. Each subcommand is a module: `add` adds its arguments, `run` runs it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OK, FAILED, WRONG_USAGE, DIVERGED, INTERRUPTED = 0, 1, 2, 3, 130
 
 EPILOG = """\
 examples:
-  tritoncaps train                                       a small capsule network on ToyNORB, rendered here
+  tritoncaps train                                       train a small capsule network on ToyNORB
   tritoncaps train --data mnist --model capsnet --epochs 3
   tritoncaps evaluate runs/mnist-capsnet
   tritoncaps experiment adversarial --quick
-  tritoncaps explore --pretrained toynorb                a page to look inside a network
+  tritoncaps explore --pretrained toynorb                write a page that shows the capsules of a network
   tritoncaps data get mnist
   tritoncaps info --model matrix-capsnet
   tritoncaps doctor
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return args.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the program that read the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except Exception as error:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong usage gets one line, as every error does; argparse would print all flags before it."""
+    """Prints one line for wrong usage. argparse would also print all options."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_USAGE, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     top = Parser(
         prog="tritoncaps",
-        description="Capsule networks: train, evaluate, look into them.",
+        description="Train, evaluate and inspect capsule networks.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -85,8 +85,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _sentence(error: Exception) -> str:
-    """One line. Errors that are not our own say what they are."""
+    """The message in one line, with the type of the error if it is not one of this package."""
     text = " ".join(str(error).split())
     if isinstance(error, (DataError, ConfigError, CheckpointError, DivergedError, MissingPackageError)):
         return text
-    return f"{type(error).__name__}: {text} (--debug shows where)"
+    return f"{type(error).__name__}: {text} (--debug shows the traceback)"

@@ -1,9 +1,9 @@
 """run a benchmark of bench/
 
 examples:
-  tritoncaps bench                        which benchmarks there are
-  tritoncaps bench suite --quick          all of them, in two minutes
-  tritoncaps bench em_routing --smoke     arguments after the name go to the benchmark
+  tritoncaps bench                        list the benchmarks
+  tritoncaps bench suite --quick          run all of them, in two minutes
+  tritoncaps bench em_routing --smoke     run one; it gets the arguments after its name
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import tritoncaps
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="benchmark")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the benchmark")
+    parser.add_argument("name", nargs="?", help="name of the benchmark")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the benchmark")
 
 
 def run(args: argparse.Namespace) -> int:

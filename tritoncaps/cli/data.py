@@ -1,10 +1,10 @@
 """list, download or show data
 
 examples:
-  tritoncaps data list                         what there is, and which files are here
-  tritoncaps data get mnist                    download; goes on where an earlier try stopped
+  tritoncaps data list                         list the data sets, and whether their files are here
+  tritoncaps data get mnist                    download; resumes an incomplete download
   tritoncaps data get smallnorb --data-dir D
-  tritoncaps data show toynorb --out toys.png  a contact sheet
+  tritoncaps data show toynorb --out toys.png  draw some of the images
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "get", "show"))
     parser.add_argument("name", nargs="?", choices=DATASETS, help="data set, for get and show")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="for show")
-    parser.add_argument("--out", type=Path, default=Path("sheet.png"), metavar="FILE", help="for show [sheet.png]")
+    parser.add_argument("--split", choices=("train", "test"), default="train", help="for show: the split [train]")
+    parser.add_argument(
+        "--out", type=Path, default=Path("sheet.png"), metavar="FILE", help="for show: the picture [sheet.png]"
+    )
     parser.add_argument("--json", action="store_true", help="for list: print JSON")
 
 
@@ -62,7 +64,7 @@ def _list(folder: Path, as_json: bool) -> int:
 
 
 def _is_here(name: str, folder: Path) -> bool:
-    """Are the files there? ToyNORB needs none."""
+    """True if all files are there. ToyNORB needs none."""
     return all(
         any((place / file).exists() for place in (folder / part, folder) for file in (source.name, source.unpacked))
         for part in DATASETS[name].files

@@ -1,9 +1,9 @@
-"""versions, devices, backends, caches, and a self-test in seconds
+"""show versions, devices, backends and caches, and run a quick self-test
 
 examples:
   tritoncaps doctor
   tritoncaps doctor --json
-  tritoncaps doctor --gpu-report report.txt   check and time every kernel on the GPU; attach the file to a report
+  tritoncaps doctor --gpu-report report.txt   test and time every kernel on the GPU; attach the file to a bug report
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PACKAGES = ("torch", "triton", "numba", "einops", "numpy", "tqdm", "matplotlib",
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--gpu-report", metavar="FILE", help="check and time every kernel on the GPU, in minutes")
-    parser.add_argument("--device", help="of that report [the first GPU; without one, the CPU]")
+    parser.add_argument("--gpu-report", metavar="FILE", help="test and time every kernel on the GPU; takes minutes")
+    parser.add_argument("--device", help="device of that report [the first GPU, or the CPU if there is none]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,9 +61,9 @@ def _gpu_report(path: Path, name: str | None) -> int:
 
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name} is not there: torch finds no GPU")
+        raise ConfigError(f"--device {name} does not exist: torch finds no GPU")
     passed = write_report(path, device, _backend(device), {name: _version(name) for name in PACKAGES})
-    print(f"{path}: " + ("every check passed" if passed else "some checks FAILED, the file says which"))
+    print(f"{path}: " + ("every check passed" if passed else "some checks FAILED; the file lists them"))
     return 0 if passed else 1
 
 
@@ -86,7 +86,7 @@ def _version(package: str) -> str | None:
 
 
 def _kernel_cache() -> dict[str, Any]:
-    """The CPU kernels that are compiled and on disk."""
+    """The compiled CPU kernels on disk."""
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(kernels.__file__ or "").parent)
     files = list(folder.rglob("*.nbc"))
     return {"folder": str(folder), "files": len(files), "bytes": sum(f.stat().st_size for f in files)}
@@ -99,7 +99,7 @@ def _data_cache() -> dict[str, Any]:
 
 
 def _self_test(device: torch.device) -> dict[str, Any]:
-    """Forward and backward of two small layers against the reference in double precision."""
+    """Compare the forward and backward pass of two small layers with the reference in float64."""
     start = time.perf_counter()
     torch.manual_seed(0)
     layers = torch.nn.Sequential(ConvCaps2d(3, 5, 3), ClassCaps(5, 4)).to(device)
@@ -129,8 +129,8 @@ def _text(report: dict[str, Any]) -> str:
         f"packages: {packages}" + (f"; not installed: {missing}" if missing else ""),
         *(f"device {d['device']} ({d['name']}): backend {d['backend']}" for d in report["devices"]),
         f"threads: {report['threads']}; OMP_WAIT_POLICY={report['wait_policy'] or ''}",
-        "  commands set it to PASSIVE, so that torch's threads do not spin while they wait; programs of your own",
-        "  need it in their environment before torch is imported, or they lose much time on a busy machine",
+        "  The command `tritoncaps` sets it to PASSIVE, so that torch's threads do not spin while they wait.",
+        "  For your own programs, set it before torch is imported: otherwise they are slow on a busy machine.",
         *(
             f"cache of {name}: {c['files']} files, {c['bytes'] / 1e6:.1f} MB in {c['folder']}"
             for name, c in report["caches"].items()

@@ -2,11 +2,11 @@
 
 examples:
   tritoncaps evaluate runs/toynorb-matrix-capsnet-small
-  tritoncaps evaluate runs/smallnorb-matrix-capsnet --crops 13        averaged over 13 crops of each image
-  tritoncaps evaluate runs/smallnorb-matrix-capsnet --by azimuth      accuracy from every side
-  tritoncaps evaluate runs/toynorb-matrix-capsnet-small --data smallnorb   on other data of the same kind
-  tritoncaps evaluate runs/mnist-build --model nets:build             a network of your own: build in nets.py
-  tritoncaps evaluate --pretrained toynorb                            a network that comes with the package
+  tritoncaps evaluate runs/smallnorb-matrix-capsnet --crops 13        average over 13 crops of each image
+  tritoncaps evaluate runs/smallnorb-matrix-capsnet --by azimuth      accuracy for each azimuth
+  tritoncaps evaluate runs/toynorb-matrix-capsnet-small --data smallnorb   use other data with the same classes
+  tritoncaps evaluate runs/mnist-build --model nets:build             your own network: function build in nets.py
+  tritoncaps evaluate --pretrained toynorb                            a pretrained network of the package
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tritoncaps.training.task import check_fits, load_test, task_of
 
 def add(parser: argparse.ArgumentParser) -> None:
     network = parser.add_mutually_exclusive_group(required=True)
-    network.add_argument("run_folder", metavar="RUN", nargs="?", help="a run's folder, or a checkpoint")
-    network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
-    parser.add_argument("--no-average", action="store_true", help="the weights themselves, not their moving average")
-    parser.add_argument("--data", metavar="NAME", help="other data than the network was trained for, or your own")
-    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
+    network.add_argument("run_folder", metavar="RUN", nargs="?", help="folder of a run, or a checkpoint")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="a pretrained network of the package")
+    parser.add_argument("--no-average", action="store_true", help="use the weights, not their moving average")
+    parser.add_argument("--data", metavar="NAME", help="data set, or MODULE:FUNCTION [that of the training]")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="function that builds your own network")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
     parser.add_argument("--test-limit", metavar="N", type=int, help="test on this many images, chosen at random [all]")
-    parser.add_argument("--crops", type=int, choices=CROPS, help="crops of each image to average over")
+    parser.add_argument("--crops", type=int, choices=CROPS, help="number of crops of each image to average over")
     parser.add_argument("--by", metavar="FACTOR", help="accuracy by azimuth, elevation, lighting or instance")
     parser.add_argument("--device", default="auto", help="cpu, cuda, .. [a GPU if there is one]")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     made_for = task_by_name(config)
     changes = {name: getattr(args, name) for name in ("data", "data_dir", "crops")}
     changes = {name: value for name, value in changes.items() if value is not None}
-    config = replace(config, **changes, test_limit=args.test_limit)  # the run's own limit is for its evaluations
+    config = replace(config, **changes, test_limit=args.test_limit)  # the limit of the run is not used here
     if "data" in own:
         add_data(config.data, own["data"], data_folder(config.data_dir))
     data = load_test(config)
@@ -95,7 +95,7 @@ def _text(numbers: dict[str, Any], by: str | None) -> str:
 
 
 def _table(classes: list[str], confusion: list[list[int]]) -> list[str]:
-    """Counts under the names of the predicted classes."""
+    """The lines of the confusion matrix."""
     rows = [["", *classes], *([name, *map(str, row)] for name, row in zip(classes, confusion, strict=True))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

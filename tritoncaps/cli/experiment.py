@@ -1,12 +1,12 @@
 """run an experiment of the papers
 
 examples:
-  tritoncaps experiment list                                  what there is
-  tritoncaps experiment adversarial --quick                   in a minute, into runs/experiments/adversarial
+  tritoncaps experiment list                                  list the experiments
+  tritoncaps experiment adversarial --quick                   takes a minute; writes runs/experiments/adversarial
   tritoncaps experiment adversarial --run runs/smallnorb-matrix-capsnet-small
   tritoncaps experiment vote-histograms --pretrained smallnorb --data smallnorb
 
-An experiment that was interrupted goes on where it stopped when the same command is given again.
+To continue an interrupted experiment, run the same command again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tritoncaps.models.pretrained import CHECKSUMS
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", choices=("list", *EXPERIMENTS), help="its name, or list")
-    parser.add_argument("--quick", action="store_true", help="a minute on two cores, for rough figures")
+    parser.add_argument("name", metavar="NAME", choices=("list", *EXPERIMENTS), help="name of an experiment, or list")
+    parser.add_argument("--quick", action="store_true", help="rough results, in a minute on two cores")
     parser.add_argument("--data", choices=DATASETS, help="data set [that of the experiment or of the network]")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
     network = parser.add_mutually_exclusive_group()
-    network.add_argument("--run", dest="run_folder", metavar="RUN", help="look at this run's network")
-    network.add_argument("--pretrained", choices=CHECKSUMS, help="look at a network that comes with the package")
+    network.add_argument("--run", dest="run_folder", metavar="RUN", help="use the network of this run")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="use a pretrained network of the package")
     parser.add_argument("--steps", metavar="N", type=int, help="optimiser steps of each training")
-    parser.add_argument("--images", metavar="N", type=int, help="test images")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of weights, images and order [0]")
+    parser.add_argument("--images", metavar="N", type=int, help="number of test images")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed of weights, images, order [0]")
     parser.add_argument("--out", metavar="FOLDER", help="folder of the report [runs/experiments/NAME]")
     parser.add_argument("--json", action="store_true", help="print JSON, nothing else")
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         report = run_experiment(args.name, args.out, quiet=args.json, **options)
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
+        print("interrupted: run the same command again to continue", file=sys.stderr)
         raise
     print(json.dumps(as_json(report)) if args.json else _text(report))
     return 0

@@ -1,7 +1,8 @@
-"""a page to look inside a capsule network
+"""write an HTML page that shows the capsules of a network
 
-One HTML file of at most 5 MB that opens in any browser, without a network: capsules of every layer, their poses, how
-routing assigns them, the pixels that support a class, and adversarial images. docs/explore.md shows how to use it.
+The page is one HTML file of at most 5 MB. It opens in any browser and needs no internet connection. It shows the
+capsules of every layer, their poses and assignments, the pixels that support a class, and adversarial images.
+docs/explore.md explains how to use it.
 
 examples:
   tritoncaps explore --pretrained toynorb                 writes toynorb.html
@@ -33,12 +34,12 @@ from tritoncaps.training.task import Data, load_test
 
 def add(parser: argparse.ArgumentParser) -> None:
     network = parser.add_mutually_exclusive_group(required=True)
-    network.add_argument("run_folder", metavar="RUN", nargs="?", help="a run's folder, or a checkpoint")
-    network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
-    parser.add_argument("--images", metavar="N", type=int, default=10, help="test images to show [10]")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the page [NAME.html, after the network]")
-    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
-    parser.add_argument("--data", metavar="MODULE:FUNCTION", help="what loads its images, if they are your own")
+    network.add_argument("run_folder", metavar="RUN", nargs="?", help="folder of a run, or a checkpoint")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="a pretrained network of the package")
+    parser.add_argument("--images", metavar="N", type=int, default=10, help="number of test images to show [10]")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the page [NAME.html, with the network's name]")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="function that builds your own network")
+    parser.add_argument("--data", metavar="MODULE:FUNCTION", help="function that loads your own images")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files")
 
 
@@ -61,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
     pixels, labels = chosen(data, args.images)
     about = f"{described(network)}, test images of {config.data}"
     count = write_page(out, network, pixels, labels, data.classes, pipeline_of(config), name, about)
-    left_out = f" ({len(pixels) - count} more would have made it larger than 5 MB)" if count < len(pixels) else ""
+    left_out = f" (without {len(pixels) - count}, for which 5 MB are not enough)" if count < len(pixels) else ""
     print(f"{out}: {count} images{left_out}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
 def described(network: nn.Module) -> str:
-    """The network and its routing, in words."""
+    """A description of the network and its routing."""
     routing: Any = network.get_submodule("class_caps").routing
     known: dict[type, str] = {
         EMRouting: "EM routing",
@@ -79,14 +80,14 @@ def described(network: nn.Module) -> str:
 
 
 def chosen(data: Data, count: int) -> tuple[torch.Tensor, list[list[int]]]:
-    """Images [N, C, H, W] at random, the classes in turn, and the true classes of each."""
+    """Random images [N, C, H, W] that alternate between the classes, and the true classes of each."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(data, MultiMNIST):
         places = torch.randint(len(data), (count,), generator=generator).tolist()
         images, two_hot, _ = data.__getitems__(places)
         return images, [row.nonzero().flatten().tolist() for row in two_hot]
     order = torch.randperm(len(data), generator=generator)
-    turn = torch.zeros(len(data), dtype=torch.long)  # how many images of its class come before one
+    turn = torch.zeros(len(data), dtype=torch.long)  # number of earlier images of the same class
     for k in range(len(data.classes)):
         members = data.labels[order] == k
         turn[members] = torch.arange(int(members.sum()))

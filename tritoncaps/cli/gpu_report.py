@@ -1,6 +1,6 @@
-"""`tritoncaps doctor --gpu-report FILE`: what works on a device and how fast, as one text to attach to a bug report.
+"""`tritoncaps doctor --gpu-report FILE`: tests and times of all kernels on a device, as a text for a bug report.
 
-Every part runs whatever the others do: a part that fails is a line of the report.
+The parts are independent. If a part fails, the report contains its error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tritoncaps.data.files import write_atomically
 from tritoncaps.models import MatrixCapsNet
 from tritoncaps.waiting import waiting
 
-ROUNDS = 20  # of which the least time counts
-LAST_LINES = 12  # of a traceback
+ROUNDS = 20  # measurements; the smallest one counts
+LAST_LINES = 12  # lines of a traceback in the report
 
 
 def write_report(
@@ -38,7 +38,8 @@ def write_report(
     images: int = 64,
     types: int = 32,
 ) -> bool:
-    """Write the report: ``examples`` problems a check, layers of ``types`` for the times. Return whether all passed."""
+    """Write the report, with ``examples`` problems for each check. Layers of ``types`` types are timed. Return True if
+    all checks passed."""
     lines = [f"tritoncaps {tritoncaps.__version__} on {device}, backend {backend}", *_machine(device, versions), ""]
     lines += ["first call", *_guarded(partial(_first_call, device, backend)), ""]
     checks = list(_checks(device, backend, examples))
@@ -48,7 +49,7 @@ def write_report(
     lines += [f"  {'FAILED' if text else 'passed'}  {name}" for name, text in found] + [""]
     for name, text in found:
         lines += [f"--- {name}", text, ""] if text else []
-    lines += [f"times: the least of {ROUNDS} rounds, TF32 off", f"  {'what':40} forward ms    step ms"]
+    lines += [f"times: the smallest of {ROUNDS} rounds, TF32 off", f"  {'what':40} forward ms    step ms"]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     cases = _cases(backend, images, types)
     for name, (module, given) in waiting("measuring", cases.items(), len(cases)):
@@ -76,12 +77,12 @@ def _guarded(part: Callable[[], Iterator[str]]) -> list[str]:
 
 
 def _error() -> str:
-    """The last lines of the traceback at hand."""
+    """The last lines of the current traceback."""
     return "\n".join(f"    {line}" for line in traceback.format_exc().splitlines()[-LAST_LINES:])
 
 
 def _first_call(device: torch.device, backend: str) -> Iterator[str]:
-    """The first training step of a network, which compiles its kernels unless Triton has them on disk."""
+    """The time of the first training step of a network. It compiles the kernels, unless Triton has them on disk."""
     network = MatrixCapsNet.small(2, 5, backend=backend).to(device)
     images, labels = torch.randn(2, 2, 32, 32, device=device), torch.arange(2, device=device)
     for which in ("first", "second"):
@@ -121,20 +122,20 @@ def _failure(check: Callable[[], None]) -> str:
 
 
 def _route_there(route: Callable[..., Any], device: torch.device, *tensors: Tensor, **options: Any) -> Any:
-    """A route on the device, from CPU tensors to CPU tensors."""
+    """Run a route on the device, with CPU tensors as arguments and result."""
     options = {name: _moved(x, device) if isinstance(x, Tensor) else x for name, x in options.items()}
     return route(*(_moved(x, device) for x in tensors), **options).to("cpu")
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """On the device, with the same strides."""
+    """Copy a tensor to the device, with the same strides."""
     if x.ndim and len(x) > 1 and x.stride(0) == 0:
         return x[:1].to(device).expand(x.shape)
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device).copy_(x)
 
 
 def _compare_stored(name: str, device: torch.device, backend: str) -> None:
-    """Values and gradients of an operation on stored votes, in float64, by the device and by the reference."""
+    """Compare an operation on stored votes with the reference: values and gradients, in float64."""
     from tritoncaps.testing import assert_close
 
     found, expected = (_stored(name, *where) for where in ((device, backend), (torch.device("cpu"), "reference")))
@@ -210,7 +211,7 @@ def _time(name: str, module: nn.Module, given: Any, device: torch.device) -> Ite
 
 
 def _least_ms(call: Callable[[], None], device: torch.device) -> float:
-    """By the device's own clock where it has one; the first call, which may compile, does not count."""
+    """The smallest time, by CUDA events on a GPU. The first call, which may compile, does not count."""
     call()
     least = math.inf
     for _ in range(ROUNDS):

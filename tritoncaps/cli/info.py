@@ -1,11 +1,11 @@
-"""look into a network: shapes, parameters, votes, memory
+"""show the shapes, parameters, votes and memory of a network
 
 examples:
-  tritoncaps info                                              the small MatrixCapsNet on ToyNORB's images
+  tritoncaps info                                              the small MatrixCapsNet for images of ToyNORB
   tritoncaps info --model matrix-capsnet --data smallnorb
   tritoncaps info --model matrix-capsnet --size 224            larger images
   tritoncaps info --run runs/mnist-capsnet --json
-  tritoncaps info --run runs/mnist-capsnet --curve curve.png   its learning curve, as a picture
+  tritoncaps info --run runs/mnist-capsnet --curve curve.png   also draw the learning curve
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from tritoncaps.training.task import build_network
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", metavar="RUN", dest="run_folder", help="a run's folder, instead of --model and --data")
+    parser.add_argument(
+        "--run", metavar="RUN", dest="run_folder", help="folder of a run, instead of --model and --data"
+    )
     names = f"{{{','.join(NETWORKS)},MODULE:FUNCTION}}"
-    parser.add_argument("--model", metavar=names, default="matrix-capsnet-small", help="[matrix-capsnet-small]")
-    parser.add_argument("--data", choices=DATASETS, default="toynorb")
+    parser.add_argument("--model", metavar=names, default="matrix-capsnet-small", help="network [matrix-capsnet-small]")
+    parser.add_argument("--data", choices=DATASETS, default="toynorb", help="data set [toynorb]")
     parser.add_argument("--iterations", type=int, default=3, help="routing iterations [3]")
-    parser.add_argument("--size", type=int, metavar="N", help="images of NxN instead of the data set's")
+    parser.add_argument("--size", type=int, metavar="N", help="images of NxN pixels [those of the data set]")
     parser.add_argument("--curve", type=Path, metavar="FILE", help="draw the learning curve of --run into this file")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -37,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.curve:
         if not args.run_folder:
-            raise ConfigError("--curve needs the folder of a run, with --run")
+            raise ConfigError("--curve needs the folder of a run: name it with --run")
         check_folder("--curve", args.curve)
         learning_curve(Path(args.run_folder), args.curve)
     own = find_all(model=args.model).get("network")

@@ -1,12 +1,12 @@
-"""name what is in pictures
+"""classify pictures
 
-A picture is scaled to the size of the network's images. A network for stereo pairs takes one picture with the left
-and the right image side by side; a picture that is not twice as wide as high is shown to both eyes. Transparent parts
-become white under dark ink and black under bright ink. A file that is not a picture is named, the others go on, and
-the exit code is 1.
+The command scales each picture to the size of the network's images. For a network for stereo pairs, a picture must
+contain the left and the right image side by side; a picture that is not twice as wide as high is used for both eyes.
+Transparent parts become white behind dark ink and black behind bright ink. If a file is not a picture, the command
+reports it, classifies the other files, and the exit code is 1.
 
 examples:
-  tritoncaps predict --pretrained toynorb pair.png                    a network that comes with the package
+  tritoncaps predict --pretrained toynorb pair.png                    a pretrained network of the package
   tritoncaps predict --run runs/mnist-capsnet seven.png two.png
   tritoncaps predict --run runs/mnist-capsnet *.png --json
   tritoncaps predict --run runs/mnist-capsnet --invert scan.jpg       dark ink on white paper
@@ -33,14 +33,14 @@ from tritoncaps.training.task import pipeline_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
+    parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path, help="files of pictures")
     network = parser.add_mutually_exclusive_group(required=True)
-    network.add_argument("--run", metavar="RUN", dest="run_folder", help="a run's folder or a checkpoint")
-    network.add_argument("--pretrained", choices=CHECKSUMS, help="a network that comes with the package")
-    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="what builds the network, if it is your own")
-    parser.add_argument("--invert", action="store_true", help="exchange dark and bright")
-    parser.add_argument("--crops", type=int, default=1, choices=(1, 5, 13), help="crops to average over")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a picture")
+    network.add_argument("--run", metavar="RUN", dest="run_folder", help="folder of a run, or a checkpoint")
+    network.add_argument("--pretrained", choices=CHECKSUMS, help="a pretrained network of the package")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="function that builds your own network")
+    parser.add_argument("--invert", action="store_true", help="invert the brightness")
+    parser.add_argument("--crops", type=int, default=1, choices=(1, 5, 13), help="number of crops to average over [1]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each picture")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,19 +95,19 @@ def read_picture(path: Path, channels: int, height: int, width: int) -> Tensor:
 
 
 def _on_paper(picture: Any, path: Path) -> Any:
-    """A picture with transparent parts on white paper if its ink is dark, otherwise on black, and says so."""
+    """Put a picture with transparent parts on white if its ink is dark, otherwise on black, and print which."""
     from PIL import Image, ImageStat
 
     if "A" not in picture.getbands() and "transparency" not in picture.info:
         return picture
     picture = picture.convert("RGBA")
     ink = picture.getchannel("A")
-    if ink.getextrema()[0] == 255:  # transparent nowhere
+    if ink.getextrema()[0] == 255:  # no pixel is transparent
         return picture
     shown = ink.point(lambda a: 255 if a >= 128 else 0)
     is_dark = not shown.getbbox() or ImageStat.Stat(picture.convert("L"), mask=shown).mean[0] < 128
     colour = "white" if is_dark else "black"
-    print(f"{path}: transparent parts are taken for {colour}", file=sys.stderr)
+    print(f"{path}: transparent parts become {colour}", file=sys.stderr)
     paper = Image.new("RGBA", picture.size, colour)
     paper.alpha_composite(picture)
     return paper

@@ -3,9 +3,9 @@
 examples:
   tritoncaps train                                                    small MatrixCapsNet, ToyNORB, 10 epochs
   tritoncaps train --data mnist --model capsnet --epochs 3 --lr 1e-3
-  tritoncaps train --config runs/mnist-capsnet/config.toml --seed 1   another seed of an earlier run
-  tritoncaps train --resume runs/mnist-capsnet                        go on with an interrupted run
-  tritoncaps train --data mnist --model nets:build                    a network of your own: build in nets.py
+  tritoncaps train --config runs/mnist-capsnet/config.toml --seed 1   repeat an earlier run with another seed
+  tritoncaps train --resume runs/mnist-capsnet                        continue an interrupted run
+  tritoncaps train --data mnist --model nets:build                    your own network: function build in nets.py
   torchrun --nproc-per-node 8 -m tritoncaps train --data smallnorb --model matrix-capsnet --epochs 300
 """
 
@@ -26,11 +26,11 @@ from tritoncaps.training.own import find_all
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tritoncaps train [--config FILE] [--resume RUN] [--json] [--SETTING VALUE ..]"
-    parser.add_argument("--config", metavar="FILE", help="settings of a TOML or YAML file; flags come on top")
-    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with settings; options override them")
+    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else")
     kinds = get_type_hints(Config)
-    settings = parser.add_argument_group("settings, in flags or in the file")
+    settings = parser.add_argument_group("settings, as options or in the file")
     for item in fields(Config):
         kind = (get_args(kinds[item.name]) or (kinds[item.name],))[0]
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(item)}
@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _help(item: Field) -> str:
-    """With the default in brackets, unless the sentence ends with them."""
+    """The help text with the default in brackets, unless it ends with brackets already."""
     text = item.metadata["help"]
     if item.default is None or text.endswith("]"):
         return text
@@ -80,7 +80,7 @@ def _numbers(result: Result) -> dict[str, Any]:
 
 def _last_line(result: Result) -> str:
     if result.reason == "interrupted":
-        return f"interrupted at step {result.step}: go on with `tritoncaps train --resume {result.folder}`"
+        return f"interrupted at step {result.step}: continue with `tritoncaps train --resume {result.folder}`"
     line = f"{result.reason}: {result.evaluated_on} accuracy {result.accuracy:.2%}"
     if result.evaluated_on == "validation":
         line += f" (best {result.best_accuracy:.2%})"
@@ -92,7 +92,7 @@ def _last_line(result: Result) -> str:
 def _config(args: argparse.Namespace, flags: dict[str, Any]) -> Config:
     settings = read_config(args.config) if args.config else {}
     if args.resume is None:
-        settings.pop("out", None)  # a file from a run's folder is for another run
+        settings.pop("out", None)  # config.toml of an earlier run names its folder
         return Config(**{**settings, **flags})
     saved: Config = load_checkpoint(f"{args.resume}/{LAST}")["config"]
     return replace(saved, **{**settings, **flags, "out": args.resume})

@@ -1,4 +1,4 @@
-"""The data sets of the papers, read from their official files, and ToyNORB, which is rendered here.
+"""The data sets of the papers, read from their official files, and ToyNORB, which this package renders.
 
 >>> from tritoncaps import data
 >>> data.load("toynorb", "train").images.shape  # doctest: +SKIP
@@ -41,7 +41,16 @@ SPLITS = ("train", "test")
 
 
 class Entry(NamedTuple):
-    """A data set by name: its loader, its images and how they are treated, and the sets whose files it needs."""
+    """A data set in :data:`DATASETS`.
+
+    Attributes:
+        load: a function of the split and the data folder that returns the images.
+        shape: channels, height and width of an image.
+        classes: names of the classes.
+        pipeline: preprocessing of the images.
+        files: names of the data sets whose files it needs.
+        description: a few words for the command line.
+    """
 
     load: Callable[[str, Path], ImageSet | MultiMNIST]
     shape: tuple[int, int, int]
@@ -69,24 +78,42 @@ DATASETS: dict[str, Entry] = {
         DIGITS,
         Pipeline(pad=6, standardise="crop"),
         ("mnist", "affnist"),
-        "digits; those to test on are affinely transformed",
+        "digits; the test digits are affinely transformed",
     ),
     "cifar10": Entry(
         load_cifar10, (3, 32, 32), OBJECTS, Pipeline(crop=24, standardise="crop"), ("cifar10",), "animals and vehicles"
     ),
     "svhn": Entry(load_svhn, (3, 32, 32), DIGITS, _PLAIN, ("svhn",), "house numbers"),
 }
-"""The data sets that `load` and `tritoncaps train --data` know, by name."""
+"""The data sets of `load` and `tritoncaps train --data`, by name."""
 
 
 def load(name: str, split: str, data_dir: str | os.PathLike | None = None) -> ImageSet | MultiMNIST:
-    """The "train" or "test" split of a data set, from ``data_dir`` or wherever :func:`data_folder` says."""
+    """Load one split of a data set.
+
+    Args:
+        name: a name in :data:`DATASETS`.
+        split: "train" or "test".
+        data_dir: folder of the data files; default: see :func:`data_folder`.
+
+    Returns:
+        The images and labels.
+
+    Raises:
+        ValueError: if the name or the split is unknown.
+        DataError: if a file is missing or damaged.
+
+    Example:
+        >>> from tritoncaps import data
+        >>> data.load("mnist", "test")  # doctest: +SKIP
+        ImageSet(10,000 images of 1x28x28; 10 classes)
+    """
     if name not in DATASETS:
         raise ValueError(f"data must be one of {', '.join(DATASETS)}, but it is {name!r}")
     if split not in SPLITS:
         raise ValueError(f"split must be 'train' or 'test', but it is {split!r}")
     entry = DATASETS[name]
-    if not entry.files:  # ToyNORB says itself how far it is
+    if not entry.files:  # rendering ToyNORB shows its own progress
         return entry.load(split, data_folder(data_dir))
     with Waiting(f"reading the files of {name}, {split}"):
         return entry.load(split, data_folder(data_dir))

@@ -1,4 +1,4 @@
-"""affNIST (Tieleman 2013): 40x40 digits under small affine transformations, to test what training did not show."""
+"""affNIST (Tieleman 2013): 40x40 digits under small affine transformations, which are not in the training set."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tritoncaps.data.matlab import read_mat
 
 SIZE = 40
 
-# of affNIST: degrees, shear, the factors of height and width
+# ranges of affNIST: rotation in degrees, shear, factors of height and width
 ROTATION, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)
 
 
 def load_affnist(split: str, folder: Path) -> ImageSet:
-    """Training: MNIST in the middle of 40x40, which the pipeline shifts (Sabour 2017). Test: affNIST's test.mat."""
+    """Training: MNIST in the middle of 40x40 pixels; the pipeline shifts it (Sabour 2017). Test: affNIST's test.mat."""
     if split == "train":
         mnist = load_mnist("train", folder)
         margin = (SIZE - mnist.shape[-1]) // 2
@@ -36,16 +36,16 @@ def load_affnist(split: str, folder: Path) -> ImageSet:
     images, labels = data["image"], data["label_int"].ravel()
     if images.shape != (SIZE**2, labels.size):
         raise DataError(f"{path} must hold images [{SIZE**2}, {labels.size}], but their shape is {images.shape}")
-    # a column is an image whose rows follow each other
+    # each column is an image, row by row
     pixels = images.T.astype(np.uint8, order="C").reshape(-1, 1, SIZE, SIZE)
     return ImageSet(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)), DIGITS)
 
 
 def affnist_like(digits: ImageSet, seed: int = 0) -> ImageSet:
-    """Digits on 40x40, each under one random affine transformation of the range of affNIST's: turned by up to 20
-    degrees, sheared by up to 0.2, height and width scaled by 0.8 to 1.2 each, and moved to any place where all its ink
-    fits.
-    For where affNIST's own files are absent; accuracies on it are not accuracies on affNIST.
+    """Digits on 40x40 pixels, each under one random affine transformation in the range of affNIST: rotated by up to 20
+    degrees, sheared by up to 0.2, height and width scaled by 0.8 to 1.2, and moved to a random position in the image.
+
+    Use it where affNIST's files are not available. Accuracies on these digits are not accuracies on affNIST.
     """
     generator = torch.Generator().manual_seed(seed)
     random = torch.rand(len(digits), 6, generator=generator)
@@ -58,12 +58,12 @@ def affnist_like(digits: ImageSet, seed: int = 0) -> ImageSet:
 
 
 def affine(pixels: Tensor, angle: Tensor, shear: Tensor, height: Tensor, width: Tensor, size: int) -> Tensor:
-    """Images [N, C, S, S] on the middle of [N, C, size, size], scaled in height and width, sheared to the right, then
-    turned clockwise by ``angle`` in radians: one number [N] of each for every image."""
+    """Put images [N, C, S, S] on the middle of [N, C, size, size]. Scale their height and width, shear them to the
+    right, then rotate them clockwise by ``angle`` in radians. Each argument has one number [N] for every image."""
     margin = (size - pixels.shape[-1]) // 2
     pixels = F.pad(pixels, (margin, size - pixels.shape[-1] - margin) * 2)
     zero, one = torch.zeros_like(angle), torch.ones_like(angle)
-    turn = _matrices(angle.cos(), -angle.sin(), angle.sin(), angle.cos())  # of places (x, y), y downwards
+    turn = _matrices(angle.cos(), -angle.sin(), angle.sin(), angle.cos())  # of positions (x, y), y downwards
     forward = turn @ _matrices(one, -shear, zero, one) @ _matrices(width, zero, zero, height)
     backward = torch.cat([torch.linalg.inv(forward), zero[:, None, None].expand(-1, 2, 1)], dim=2)
     grid = F.affine_grid(backward, list(pixels.shape), align_corners=False)
@@ -76,7 +76,7 @@ def _matrices(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 
 def _move(image: Tensor, y: float, x: float) -> Tensor:
-    """The ink of an image [C, H, W] at a share ``y`` and ``x`` of the room that it has."""
+    """Move the digit in an image [C, H, W]. ``y`` and ``x`` in [0, 1) choose among the positions where it fits."""
     ink = image.amax(dim=0) > 0.1
     if not ink.any():
         return image
@@ -84,7 +84,7 @@ def _move(image: Tensor, y: float, x: float) -> Tensor:
     shifts = []
     for places, share, size in ((rows, y, image.shape[1]), (columns, x, image.shape[2])):
         first, last = int(places[0]), int(places[-1])
-        room = size - (last - first)  # places that the first row or column can have
+        room = size - (last - first)  # possible positions of the first row or column
         shifts.append(int(share * room) - first)
     return torch.roll(image, shifts, dims=(1, 2))
 

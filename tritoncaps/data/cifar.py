@@ -1,7 +1,6 @@
-"""CIFAR-10: the python batches, from the folder cifar-10-batches-py or straight from cifar-10-python.tar.gz.
+"""CIFAR-10: the Python batches, from the folder cifar-10-batches-py or directly from cifar-10-python.tar.gz.
 
-The batches are pickles. They are read by an unpickler that accepts NumPy arrays only, so that a file from
-elsewhere cannot run code.
+The batches are pickles. The unpickler here accepts only NumPy arrays, so that an unknown file cannot run code.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ def _batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3 * 32 * 32):
         raise DataError(f"{path} must hold bytes [{len(labels)}, 3072], but it holds {pixels.dtype} {pixels.shape}")
     if len(labels) and not 0 <= labels.min() <= labels.max() <= 9:
-        raise DataError(f"{path} must hold labels 0 to 9, but they run from {labels.min()} to {labels.max()}")
+        raise DataError(f"{path} must hold labels 0 to 9, but they range from {labels.min()} to {labels.max()}")
     return pixels.reshape(-1, 3, 32, 32), labels
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Allows what a pickled numpy array of bytes needs."""
+    """Allows only the classes and functions of a pickled NumPy array of bytes."""
 
-    _reconstruct: Any = np.zeros(0).__reduce__()[0]  # numpy moved it between its versions
+    _reconstruct: Any = np.zeros(0).__reduce__()[0]  # its module depends on the version of NumPy
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
@@ -74,10 +73,10 @@ class _ArraysOnly(pickle.Unpickler):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):  # how Python 3 pickles bytes in protocol 2
             return _encode
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
+        raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not part of an array")
 
 
 def _encode(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
+        raise pickle.UnpicklingError(f"it uses the encoding {encoding!r}")
     return text.encode("latin1")

@@ -1,4 +1,4 @@
-"""`tritoncaps data get`: fetch a file, go on where an earlier try stopped, keep it only if its checksum is right."""
+"""`tritoncaps data get`: download a file, resume an incomplete download, and keep it only if its checksum is right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Report = Callable[[str, int, int], object]  # file name, bytes so far, bytes in 
 
 
 def fetch(source: Source, folder: Path, report: Report = lambda *_: None, timeout: float = 30.0) -> Path:
-    """``source`` in ``folder``, downloaded if it is not there."""
+    """Download ``source`` into ``folder`` if it is not there, and return its path."""
     path = folder / source.name
     if path.is_file():
         return path
@@ -38,13 +38,13 @@ def fetch(source: Source, folder: Path, report: Report = lambda *_: None, timeou
         part.unlink()
         failures.append(f"{address}: not the expected content")
     raise DataError(
-        f"{source.name} cannot be downloaded ({'; '.join(failures)}): fetch it elsewhere, {source.size} bytes with "
+        f"{source.name} cannot be downloaded ({'; '.join(failures)}): get it from elsewhere, {source.size} bytes with "
         f"sha256 {source.sha256}, and put it into {folder}"
     )
 
 
 def _continue(address: str, part: Path, source: Source, report: Report, timeout: float) -> None:
-    """Append to ``part`` what it lacks; a server that cannot send the rest sends all."""
+    """Append the missing bytes to ``part``. If the server cannot resume, download the whole file."""
     have = part.stat().st_size if part.exists() else 0
     if have >= source.size:
         return
@@ -58,7 +58,7 @@ def _continue(address: str, part: Path, source: Source, report: Report, timeout:
                 have += len(chunk)
                 report(source.name, have, source.size)
     if have < source.size:
-        raise OSError(f"the connection ended after {have} of {source.size} bytes; run the command again to go on")
+        raise OSError(f"the connection ended after {have} of {source.size} bytes; run the command again to resume")
 
 
 def checksum(path: Path) -> str:

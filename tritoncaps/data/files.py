@@ -1,4 +1,4 @@
-"""Finding and reading data files. Whatever is wrong with one becomes a DataError: one sentence that names the file."""
+"""Find and read data files. Any problem with a file raises a DataError, whose message names the file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,24 @@ from typing import IO
 
 
 class DataError(RuntimeError):
-    """A data file is missing, or is not what it should be."""
+    """A data file is missing, damaged, or has an unexpected content."""
 
 
 def data_folder(given: str | os.PathLike | None = None) -> Path:
-    """``given``, or the environment's TRITONCAPS_DATA, or tritoncaps in the user's cache directory."""
+    """The folder of the data files.
+
+    Args:
+        given: a folder; default: the environment variable TRITONCAPS_DATA, or else the folder tritoncaps in the user's
+            cache directory.
+
+    Returns:
+        The folder, which may not exist yet.
+
+    Example:
+        >>> from tritoncaps import data
+        >>> data.data_folder("images").name
+        'images'
+    """
     if given:
         return Path(given).expanduser()
     if os.environ.get("TRITONCAPS_DATA"):
@@ -34,7 +47,7 @@ def find(folder: Path, dataset: str, names: Sequence[str]) -> Path:
                 return place / name
     raise DataError(
         f"{dataset}: {' or '.join(names)} is neither in {folder / dataset} nor in {folder}; "
-        f"get it with `tritoncaps data get {dataset}`, or name its folder with --data-dir or TRITONCAPS_DATA"
+        f"get it with `tritoncaps data get {dataset}`, or set its folder with --data-dir or TRITONCAPS_DATA"
     )
 
 
@@ -58,7 +71,7 @@ def read(path: Path) -> bytes:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """``path`` is written as a whole or not at all, whatever happens meanwhile."""
+    """Write ``path`` completely or not at all: ``write`` fills a temporary file, which then replaces ``path``."""
     with _temporary(path) as temporary:
         with open(temporary, "wb") as file:
             write(file)
@@ -68,7 +81,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of writers that were killed."""
+    """Remove the temporary files of processes that were killed."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: the idx format. Big-endian: 0, 0, type, number of axes, the axes, the bytes."""
+"""MNIST and Fashion-MNIST in the idx format: big-endian; 0, 0, type, number of axes, their sizes, the bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A small reader of MATLAB's version-5 .mat files: numeric arrays and structs, which is all that SVHN and affNIST hold.
+"""A small reader of MATLAB's .mat files, version 5. It reads numeric arrays and structs, as in SVHN and affNIST.
 
-It saves a dependency on scipy for two functions. The format: a header of 128 bytes, then elements of a tag (type,
-bytes) and data, padded to 8 bytes; an element may be compressed by zlib. Arrays are column-major.
+It avoids a dependency on SciPy. The format is a header of 128 bytes, then elements of a tag (type, bytes) and data,
+padded to 8 bytes. An element may be compressed by zlib. Arrays are column-major.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _variables(data: memoryview, order: str) -> Iterator[tuple[str, Any]]:
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    """Each element's type and body."""
+    """The type and the body of each element."""
     place = 0
     while place < len(data):
         kind, size = struct.unpack_from(order + "II", data, place)
@@ -62,7 +62,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
 
 
 def _matrix(body: memoryview, order: str) -> tuple[str, Any]:
-    """An array's name and value; None for a class that is not read, such as text."""
+    """Name and value of an array. The value is None for classes that this reader does not support, such as text."""
     elements = _elements(body, order)
     flags, shape, name = (next(elements) for _ in range(3))
     kind = struct.unpack_from(order + "I", flags[1])[0] & 0xFF

@@ -17,9 +17,24 @@ SHIFT = 4
 
 
 class MultiMNIST(Dataset):
-    """``pairs`` images of 36x36 for every digit of MNIST, made when they are asked for; labels are two-hot [N, 10].
+    """Images of two overlapping digits, 36x36 pixels. They are computed when they are read.
 
-    Image i is the same in every run: digit i // pairs, and a partner and shifts drawn from (seed, i).
+    Image i shows digit i // pairs and a second digit. The second digit and the shifts depend only on (seed, i), so the
+    images are the same in every run. Labels are two-hot [N, 10].
+
+    Args:
+        digits: the digits of MNIST.
+        pairs: images for every digit.
+        seed: random seed.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.data import ImageSet, MultiMNIST
+        >>> images = torch.randint(256, (10, 1, 28, 28), dtype=torch.uint8)
+        >>> digits = ImageSet(images, torch.arange(10), tuple("0123456789"))
+        >>> image, label, alone = MultiMNIST(digits, pairs=3)[0]
+        >>> image.shape, int(label.sum()), alone.shape
+        (torch.Size([1, 36, 36]), 2, torch.Size([2, 1, 36, 36]))
     """
 
     def __init__(self, digits: ImageSet, pairs: int = 1000, seed: int = 0) -> None:
@@ -47,7 +62,7 @@ class MultiMNIST(Dataset):
         return images[0], labels[0], digits[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, two-hot labels, and the digits alone [N, 2, 1, 36, 36], in the order of their classes."""
+        """Images, two-hot labels, and images of each digit alone [N, 2, 1, 36, 36], in the order of their classes."""
         index = np.asarray(indices, dtype=np.uint64)
         first = (index // np.uint64(self.pairs)).astype(np.int64)
         kind = self.digits.labels.numpy()
@@ -64,13 +79,21 @@ class MultiMNIST(Dataset):
         return digits.int().sum(dim=1).clamp(max=255).byte(), labels, in_order
 
     def split(self, count: int, seed: int) -> tuple[MultiMNIST, MultiMNIST]:
-        """``count`` images, of as many digits as there are, chosen at random, and the images of all other digits."""
+        """Split the digits at random, so that no digit is the first one of images in both parts.
+
+        Args:
+            count: number of digits in the first part, at most all.
+            seed: random seed.
+
+        Returns:
+            At least ``count`` images of these digits, and the images of all other digits.
+        """
         chosen, others = self.digits.split(count, seed)
         pairs = -(-count // len(chosen))
         return MultiMNIST(chosen, pairs, self.seed), MultiMNIST(others, self.pairs, self.seed)
 
     def _shifted(self, members: np.ndarray, y: np.ndarray, x: np.ndarray) -> Tensor:
-        """Digits on 36x36, each with its upper left corner at (y, x)."""
+        """Digits on 36x36 pixels, each with its upper left corner at (y, x)."""
         channels, height, width = self.digits.shape
         images = torch.zeros(len(members), *self.shape, dtype=torch.uint8)
         image = np.arange(len(members))[:, None, None, None]
@@ -81,7 +104,7 @@ class MultiMNIST(Dataset):
 
 
 def _random(seed: int, index: np.ndarray, draw: int) -> np.ndarray:
-    """Numbers of 0 to 1 that depend on the seed, the index and the draw alone (splitmix64)."""
+    """Random numbers in [0, 1] that depend only on the seed, the index and the draw (splitmix64)."""
     with np.errstate(over="ignore"):
         z = index * np.uint64(8) + np.uint64(draw) + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
         z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -91,5 +114,5 @@ def _random(seed: int, index: np.ndarray, draw: int) -> np.ndarray:
 
 
 def load_multimnist(split: str, folder: Path, pairs: int = 10) -> MultiMNIST:
-    """600,000 images for training and 100,000 for testing, of MNIST's files; the paper has a hundred times as many."""
+    """600,000 images for training and 100,000 for testing, from the files of MNIST. The paper uses 100 times more."""
     return MultiMNIST(load_mnist(split, folder), pairs, seed=0 if split == "train" else 1)

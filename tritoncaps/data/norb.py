@@ -1,6 +1,6 @@
 """smallNORB: the official binary-matrix files (LeCun, Huang and Bottou 2004), dat, cat and info.
 
-Little-endian: a magic number that says the type, the number of axes, at least three sizes, the data.
+The format is little-endian: a magic number for the type, the number of axes, at least three sizes, the data.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ STEMS = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
 }
-# instance; elevation 0 to 8: 30 to 70 degrees; azimuth 0, 2, .. 34: tens of degrees; lighting 0 to 5
+# elevation 0 to 8 is 30 to 70 degrees; azimuth 0, 2, .. 34 is in tens of degrees; lighting is 0 to 5
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 TYPES: dict[int, np.dtype] = {0x1E3D4C55: np.dtype("<u1"), 0x1E3D4C54: np.dtype("<i4"), 0x1E3D4C56: np.dtype("<i2")}
 
 
 def load_smallnorb(split: str, folder: Path, size: int = 48) -> ImageSet:
-    """24,300 stereo pairs a split: left and right are the two channels. ``size`` 48 averages the 96 pixels by twos."""
+    """24,300 stereo pairs in each split: the left and the right image are the two channels. ``size`` 48 averages blocks
+    of 2x2 of the 96x96 pixels."""
     paths = {kind: find(folder, "smallnorb", with_gz(f"{STEMS[split]}-{kind}.mat")) for kind in ("dat", "cat", "info")}
     pairs = read_matrix(paths["dat"], "uint8", axes=4)
     categories = read_matrix(paths["cat"], "int32", axes=1)
@@ -37,13 +38,13 @@ def load_smallnorb(split: str, folder: Path, size: int = 48) -> ImageSet:
         raise DataError(f"{paths['dat']} must hold pairs of square images, but its shape is {pairs.shape}")
     if not len(pairs) == len(categories) == len(info):
         raise DataError(
-            f"{paths['dat']}, -cat and -info must describe as many pairs, but they describe "
+            f"{paths['dat']}, -cat and -info must describe the same number of pairs, but they describe "
             f"{len(pairs)}, {len(categories)} and {len(info)}"
         )
     if info.shape[1] != len(FACTORS):
-        raise DataError(f"{paths['info']} must hold {len(FACTORS)} factors a pair, but its shape is {info.shape}")
+        raise DataError(f"{paths['info']} must hold {len(FACTORS)} factors of each pair, but its shape is {info.shape}")
     if len(categories) and not 0 <= categories.min() <= categories.max() < len(CATEGORIES):
-        raise DataError(f"{paths['cat']} must hold categories 0 to 4, but they run to {categories.max()}")
+        raise DataError(f"{paths['cat']} must hold categories 0 to 4, but the largest is {categories.max()}")
     factors = {name: torch.tensor(info[:, i]).long() for i, name in enumerate(FACTORS)}
     images = reduce(torch.from_numpy(pairs.copy()), size)
     return ImageSet(images, torch.tensor(categories).long(), CATEGORIES, factors)
@@ -72,7 +73,7 @@ def read_matrix(path: Path, dtype: str, axes: int) -> np.ndarray:
 
 
 def reduce(images: Tensor, size: int) -> Tensor:
-    """Bytes [N, C, S, S] -> [N, C, size, size]: means of square blocks, rounded."""
+    """Reduce bytes [N, C, S, S] to [N, C, size, size] by the rounded means of square blocks."""
     if images.shape[-1] == size:
         return images
     if images.shape[-1] % size:

@@ -1,6 +1,6 @@
-"""From bytes to what a network sees: random crops, brightness, contrast and standardisation, on tensors of any device.
+"""Preprocessing of images: random crops, brightness, contrast and standardisation, on tensors of any device.
 
-The random numbers come from outside, so that an image is treated alike on one device or on many.
+The caller passes the random numbers, so that the result does not depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# for each image: vertical and horizontal place of the crop, brightness, contrast, rotation, scale
+# for each image: vertical and horizontal position of the crop, brightness, contrast, rotation, scale
 RANDOM_NUMBERS = 6
-CROPS = {1: 1, 5: 3, 13: 5}  # number of crops: the fields of one colour of a chessboard with that many rows
+# number of crops: rows of a square grid; the crops are every second cell of it, as the black fields of a chessboard
+CROPS = {1: 1, 5: 3, 13: 5}
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """Random brightness and contrast of a training image; all its channels change alike.
+    """Random brightness and contrast of a training image, the same for all its channels.
 
-    brightness  what is added: up to plus or minus this.
-    contrast    the factor of the distance from a channel's mean: between these.
-    last        False: on pixels of 0 to 1, before standardisation, which cancels brightness exactly and contrast
-                nearly. True: on what the network sees, in units of its standard deviation.
+    brightness  a random number between minus and plus this is added.
+    contrast    smallest and largest factor of the distance from a channel's mean.
+    last        False: apply it to pixels in [0, 1], before standardisation, which undoes the brightness exactly and
+                the contrast nearly. True: apply it to the network's input, in units of its standard deviation.
     """
 
     brightness: float
@@ -31,7 +32,7 @@ class Jitter:
     last: bool
 
     def __call__(self, pixels: Tensor, random: Tensor) -> Tensor:
-        """``random`` [N, 2], uniform."""
+        """``random``: uniform numbers [N, 2]."""
         brightness, contrast = random[:, :, None, None, None].unbind(dim=1)
         pixels = pixels + (2 * brightness - 1) * self.brightness
         low, high = self.contrast
@@ -39,7 +40,7 @@ class Jitter:
         return mean + (pixels - mean) * (low + (high - low) * contrast)
 
 
-# "last" is the order of the papers, with Gritzman's (2019) figures. "first" is that of the authors' own code.
+# "last" is the order of the papers, with the numbers of Gritzman (2019). "first" is the order in the authors' code.
 JITTERS = {
     "last": Jitter(brightness=2.0, contrast=(0.5, 1.5), last=True),
     "first": Jitter(brightness=63 / 255, contrast=(0.2, 1.8), last=False),
@@ -48,18 +49,26 @@ JITTERS = {
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How images of a data set are treated.
+    """Preprocessing of the images of a data set.
 
-    crop         side of the square that is cut out: at random in training, from the middle in tests; None: all of it.
-    pad          pixels around the image before it is cropped in training; with ``crop`` None, it is a shift by up to
-                 ``pad``.
-    edges        what those pixels are: "zero", or "repeat" for the value of the nearest pixel of the image.
-    rotation     up to plus or minus this many degrees, in training.
-    scaling      factor of the size, in training: between 1 - ``scaling`` and 1 + ``scaling``.
-    jitter       brightness and contrast, in training; None: none.
-    standardise  "crop": mean 0 and variance 1 of what the network sees; "image": of the image before it is cropped;
-                 None: pixels of 0 to 1.
-    per_channel  standardise each channel (each eye of a stereo pair) by itself.
+    Args:
+        crop: side of a square crop: at a random position in training, from the middle in tests. None: no crop.
+        pad: padding before the crop in training, in pixels. Without ``crop``, it shifts the image by up to ``pad``.
+        edges: values of the padding: "zero", or "repeat" for the nearest pixel of the image.
+        rotation: largest random rotation in training, in degrees.
+        scaling: in training, scale by a random factor between 1 - ``scaling`` and 1 + ``scaling``.
+        jitter: random brightness and contrast in training; None: none.
+        standardise: "crop": mean 0 and variance 1 of each crop. "image": of each image before the crop. None: pixels
+            in [0, 1].
+        per_channel: standardise each channel (each eye of a stereo pair) separately.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.data import Pipeline
+        >>> pipeline = Pipeline(crop=24, standardise="crop")
+        >>> images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
+        >>> pipeline.train(images, torch.rand(4, 6)).shape, pipeline.test(images)[0].shape
+        (torch.Size([4, 3, 24, 24]), torch.Size([4, 3, 24, 24]))
     """
 
     crop: int | None = None
@@ -72,11 +81,31 @@ class Pipeline:
     per_channel: bool = False
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Of the images that a network gets."""
+        """Height and width of the preprocessed images.
+
+        Args:
+            height: height of the original images.
+            width: width of the original images.
+
+        Returns:
+            Height and width.
+        """
         return (self.crop, self.crop) if self.crop else (height, width)
 
     def train(self, images: Tensor, random: Tensor) -> Tensor:
-        """Bytes [N, C, H, W] and uniform numbers [N, 6] of the same device -> floats [N, C, *size]."""
+        """Preprocess images for training.
+
+        Args:
+            images: the images, as bytes.
+            random: uniform random numbers in [0, 1), on the same device.
+
+        Shape:
+            - images: uint8 [N, C, H, W], random: [N, 6]
+            - result: float32 [N, C, H', W']
+
+        Returns:
+            The input of the network.
+        """
         pixels = images.float() / 255
         if self.rotation or self.scaling:
             pixels = self._turn(pixels, random[:, 4:])
@@ -94,7 +123,23 @@ class Pipeline:
         return pixels
 
     def test(self, images: Tensor, crops: int = 1) -> list[Tensor]:
-        """The middle of each image; with ``crops`` 5 or 13, as many places of it, whose predictions are averaged."""
+        """Preprocess images for a test.
+
+        Args:
+            images: the images, as bytes.
+            crops: number of crops: 1 from the middle of each image, or 5 or 13 at different positions. Average the
+                predictions for them.
+
+        Shape:
+            - images: uint8 [N, C, H, W]
+            - each result: float32 [N, C, H', W']
+
+        Returns:
+            One input of the network for each crop.
+
+        Raises:
+            ValueError: if ``crops`` is not 1, 5 or 13.
+        """
         if crops not in CROPS:
             raise ValueError(f"crops must be one of {', '.join(map(str, CROPS))}, but it is {crops}")
         pixels = self._standardise("image", images.float() / 255)
@@ -109,12 +154,12 @@ class Pipeline:
         return standardise(pixels, self.per_channel) if self.standardise == what else pixels
 
     def _turn(self, pixels: Tensor, random: Tensor) -> Tensor:
-        """Rotated and scaled about the middle; what comes from outside the image is like its edge."""
+        """Rotate and scale about the middle. Pixels from outside of the image repeat its edge."""
         angle, scale = (2 * random - 1).unbind(dim=1)
         angle, scale = torch.deg2rad(angle * self.rotation), 1 + scale * self.scaling
         height, width = pixels.shape[2:]
         cos, sin, zero = angle.cos() / scale, angle.sin() / scale, torch.zeros_like(angle)
-        # from places of the result to places of the image, both from -1 to 1
+        # from positions in the result to positions in the image, both from -1 to 1
         rows = [[cos, -sin * height / width, zero], [sin * width / height, cos, zero]]
         matrix = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
         grid = F.affine_grid(matrix, list(pixels.shape), align_corners=False)
@@ -122,7 +167,7 @@ class Pipeline:
 
 
 def standardise(pixels: Tensor, per_channel: bool = False) -> Tensor:
-    """Mean 0 and variance 1 of each image, over all channels or of each; what has no contrast becomes 0."""
+    """Mean 0 and variance 1 of each image, over all channels or for each. Images without contrast become 0."""
     if not len(pixels):
         return pixels
     axes = (2, 3) if per_channel else (1, 2, 3)
@@ -133,7 +178,7 @@ def standardise(pixels: Tensor, per_channel: bool = False) -> Tensor:
 
 
 def _cut(images: Tensor, corners: Tensor, size: tuple[int, int]) -> Tensor:
-    """From each image the window whose upper left pixel is its corner."""
+    """Cut a window out of each image. ``corners`` [N, 2] are the positions of its upper left pixel."""
     y = corners[:, 0, None] + torch.arange(size[0], device=images.device)
     x = corners[:, 1, None] + torch.arange(size[1], device=images.device)
     image = torch.arange(len(images), device=images.device)[:, None, None, None]
@@ -142,5 +187,6 @@ def _cut(images: Tensor, corners: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _place(step: int, rows: int, spare: int) -> int:
-    """Of ``rows`` windows spread over ``spare`` pixels, where number ``step`` starts; one alone is in the middle."""
+    """The start of window number ``step``, if ``rows`` windows are spread over ``spare`` pixels. A single window is in
+    the middle."""
     return spare // 2 if rows == 1 else round(step * spare / (rows - 1))

@@ -1,7 +1,7 @@
 """A ray caster for toys: one view under several lights, with shadows, compiled by Numba.
 
-Every solid is tested where it is of size one, so four short intersections do. Rays from the camera find what is seen;
-rays to each light find what is in shadow. Geometry is the same under all lights, so it is found once.
+Each solid has local coordinates in which it has size one, so that only four short intersections are needed. Rays from
+the camera find the visible points; rays from there to each light find the shadows. All lights share the camera rays.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _compiled = njit(nogil=True, error_model="numpy", cache=True)
 
 @_compiled
 def render(kinds, to_local, albedo, reach, eye, right, up, ahead, zoom, middle, lights, images):
-    """Fill ``images`` [L, H, W], of 0 to 1, one for each row of ``lights`` [L, 4]: a direction and a brightness.
+    """Fill ``images`` [L, H, W], in [0, 1], one for each row of ``lights`` [L, 4]: a direction and a brightness.
 
-    ``eye`` is where the camera is, ``ahead`` where it looks; a step of 1 / ``zoom`` at distance one is a pixel, and
-    ``middle`` is the pixel that the camera looks at. The toy lies within ``reach`` of the vertical axis.
+    ``eye`` is the position of the camera, ``ahead`` its direction. A pixel has the size 1 / ``zoom`` at distance one,
+    and ``middle`` is the pixel in the direction ``ahead``. The toy is within ``reach`` of the vertical axis.
     """
     count, height, width = images.shape
     solids = len(kinds)
@@ -83,7 +83,7 @@ def render(kinds, to_local, albedo, reach, eye, right, up, ahead, zoom, middle, 
 
 @_compiled
 def near(origin, ray, reach):
-    """Does the ray meet the ball that holds the toy?"""
+    """True if the ray meets the sphere around the toy."""
     x, y, z = origin[0], origin[1], origin[2] - 0.6 * reach
     a = ray[0] * ray[0] + ray[1] * ray[1] + ray[2] * ray[2]
     b = x * ray[0] + y * ray[1] + z * ray[2]
@@ -102,7 +102,7 @@ def blocked(kinds, starts, to_lights, light):
 
 @_compiled
 def into(to_local, s, vector, shift, out):
-    """A point (``shift`` 1) or a direction (0) where solid ``s`` is of size one."""
+    """Convert a point (``shift`` 1) or a direction (0) to the local coordinates of solid ``s``."""
     for k in range(3):
         out[k] = (
             to_local[s, k, 0] * vector[0]
@@ -124,7 +124,7 @@ def turned(to_local, s, ray):
 
 @_compiled
 def hit(kind, x, y, z, dx, dy, dz):
-    """How far along the ray from (x, y, z) a solid of size one begins, or FAR."""
+    """The distance along the ray from (x, y, z) to a solid of size one, or FAR."""
     if kind == ELLIPSOID:
         return first_root(dx * dx + dy * dy + dz * dz, x * dx + y * dy + z * dz, x * x + y * y + z * z - 1)
     if kind == BOX:
@@ -146,7 +146,7 @@ def hit(kind, x, y, z, dx, dy, dz):
 
 @_compiled
 def first_root(a, half_b, c):
-    """The smaller root of a t^2 + 2 half_b t + c, where it is positive."""
+    """The smaller root of a t^2 + 2 half_b t + c if it is positive, otherwise FAR."""
     discriminant = half_b * half_b - a * c
     if discriminant < 0 or abs(a) < 1e-12:
         return FAR
@@ -156,7 +156,7 @@ def first_root(a, half_b, c):
 
 @_compiled
 def slab(x, dx, enter, leave):
-    """Where the ray is between -1 and 1 along one axis, within what is left of it."""
+    """The part of the interval (enter, leave) in which the ray is between -1 and 1 along one axis."""
     if abs(dx) < 1e-12:
         return (enter, leave) if abs(x) <= 1 else (FAR, -FAR)
     t0, t1 = (-1 - x) / dx, (1 - x) / dx
@@ -174,7 +174,7 @@ def disc(x, y, z, dx, dy, dz, height):
 
 @_compiled
 def surface(kind, p):
-    """A point on a solid of size one becomes the direction in which the surface looks there."""
+    """Replace a point on a solid of size one by the normal of the surface there."""
     if kind == ELLIPSOID:
         return
     if kind == BOX:
@@ -195,7 +195,7 @@ def surface(kind, p):
 
 @_compiled
 def outwards(to_local, s, direction, out):
-    """A surface's direction, from where its solid is of size one into the world, of length one."""
+    """Convert a normal from local coordinates of solid ``s`` to world coordinates, with length one."""
     for k in range(3):
         out[k] = to_local[s, 0, k] * direction[0] + to_local[s, 1, k] * direction[1] + to_local[s, 2, k] * direction[2]
     length = sqrt(out[0] * out[0] + out[1] * out[1] + out[2] * out[2])

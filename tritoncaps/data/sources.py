@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Source(NamedTuple):
-    """One file and the folders on the network that hold it."""
+    """One file, and the addresses of the folders that contain it."""
 
     name: str
     size: int
@@ -15,7 +15,7 @@ class Source(NamedTuple):
 
     @property
     def unpacked(self) -> str:
-        """What becomes of it when it is unpacked, which loaders take as well."""
+        """The name of the unpacked file or folder, which the loaders also accept."""
         if self.name == "cifar-10-python.tar.gz":
             return "cifar-10-batches-py"
         return self.name.removesuffix(".gz").removesuffix(".zip")

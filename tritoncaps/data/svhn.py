@@ -14,7 +14,7 @@ from tritoncaps.data.matlab import read_mat
 
 
 def load_svhn(split: str, folder: Path) -> ImageSet:
-    """32x32 colour images, 73,257 for training and 26,032 for testing. The file's label 10 is the digit 0."""
+    """32x32 colour images, 73,257 for training and 26,032 for testing. Label 10 in the file is the digit 0."""
     path = find(folder, "svhn", [f"{split}_32x32.mat"])
     variables = read_mat(read(path), path)
     images, labels = variables.get("X"), variables.get("y")
@@ -23,7 +23,7 @@ def load_svhn(split: str, folder: Path) -> ImageSet:
     if images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != labels.size:
         raise DataError(f"{path} must hold X [H, W, 3, N] and y [N, 1], but they are {images.shape} and {labels.shape}")
     if labels.size and not 1 <= labels.min() <= labels.max() <= 10:
-        raise DataError(f"{path} must hold labels 1 to 10, but they run from {labels.min()} to {labels.max()}")
+        raise DataError(f"{path} must hold labels 1 to 10, but they range from {labels.min()} to {labels.max()}")
     channels_first = np.ascontiguousarray(images.transpose(3, 2, 0, 1), dtype=np.uint8)
     digits = labels.ravel().astype(np.int64) % 10
     return ImageSet(torch.from_numpy(channels_first), torch.from_numpy(digits), DIGITS)

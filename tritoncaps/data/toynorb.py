@@ -1,8 +1,9 @@
-"""ToyNORB: data like smallNORB's, rendered in seconds, without a network.
+"""ToyNORB: data like smallNORB, rendered in seconds, without a download.
 
-Five categories of toys; ten instances of each, five for training and five others for testing; seen by two eyes from 9
-elevations and 18 azimuths under 6 lights: 24,300 pairs of 48x48 a split, with smallNORB's factors in smallNORB's
-units. Toys are moved, scaled and tilted a little from view to view, so that no pixel tells the category.
+There are five categories of toys and ten instances of each: five for training and five for testing. Stereo images show
+them from 9 elevations and 18 azimuths under 6 lights: 24,300 pairs of 48x48 pixels in each split, with the factors of
+smallNORB in the same units. Each view moves, scales and tilts the toy a little, so that no single pixel shows the
+category.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from tritoncaps.data.norb import CATEGORIES
 from tritoncaps.data.toys import Toy, make_toy
 from tritoncaps.waiting import waiting
 
-VERSION = 1  # of what is rendered: part of the cache's name
+VERSION = 1  # version of the images, part of the name of the cache file
 SIZE = 48
 INSTANCES = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 ELEVATIONS, AZIMUTHS, LIGHTS = 9, 18, 6
 
-DISTANCE = 6.0  # of the camera, in toy sizes
-ZOOM = 98.0  # pixels for a step of 1 at distance 1
-EYES = 0.35  # between the two eyes
+DISTANCE = 6.0  # distance of the camera, in toy sizes
+ZOOM = 98.0  # pixels for a length of 1 at distance 1
+EYES = 0.35  # distance between the two eyes
 
-# direction from azimuth and elevation in degrees, and brightness
+# azimuth and elevation of each light in degrees, and its brightness
 LIGHTINGS = ((20, 80, 1.1), (110, 55, 1.0), (230, 50, 1.0), (320, 50, 0.85), (60, 45, 0.7), (180, 60, 1.25))
 
 
 def load_toynorb(split: str, folder: Path, seed: int = 0) -> ImageSet:
-    """From the cache in ``folder``, or rendered and cached."""
+    """Load the images from the cache in ``folder``, or render them and write the cache."""
     path = folder / "toynorb" / f"toynorb-{VERSION}-{seed}-{split}.npy"
     images = _cached(path)
     if images is None:
@@ -43,7 +44,7 @@ def load_toynorb(split: str, folder: Path, seed: int = 0) -> ImageSet:
         try:
             write_atomically(path, lambda file: np.save(file, images))
         except OSError as error:
-            warnings.warn(f"ToyNORB's images are not cached: {path} cannot be written ({error})", stacklevel=2)
+            warnings.warn(f"the images of ToyNORB are not cached: {path} cannot be written ({error})", stacklevel=2)
     category, instance, elevation, azimuth, lighting = torch.cartesian_prod(
         torch.arange(len(CATEGORIES)),
         torch.tensor(INSTANCES[split]),
@@ -75,8 +76,8 @@ def render_toy(seed: int, category: int, instance: int) -> np.ndarray:
 
 
 def _render_view(toy: Toy, elevation: float, azimuth: float, random: np.random.Generator, images: np.ndarray) -> None:
-    """Fill ``images`` [lights, 2, 48, 48]: one view, moved, scaled, tilted and lit a little at random."""
-    from tritoncaps.data.render import render  # compiles; not before it is needed
+    """Fill ``images`` [lights, 2, 48, 48] with one view; position, scale, angles and lights vary a little at random."""
+    from tritoncaps.data.render import render  # imported only here, because it compiles
 
     elevation = elevation + random.uniform(-0.04, 0.04)
     azimuth = azimuth + random.uniform(-0.15, 0.15)
@@ -91,7 +92,7 @@ def _render_view(toy: Toy, elevation: float, azimuth: float, random: np.random.G
 
 
 def _camera(elevation: float, azimuth: float, aside: float, height: float) -> tuple[np.ndarray, ...]:
-    """Where the eye is and what is right, up and ahead of it when it looks at the toy's middle."""
+    """The position of the eye, and the directions right, up and ahead when it looks at the middle of the toy."""
     flat = np.array([np.cos(azimuth), np.sin(azimuth), 0.0])
     right = np.array([-np.sin(azimuth), np.cos(azimuth), 0.0])
     target = np.array([0.0, 0.0, height])

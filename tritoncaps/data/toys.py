@@ -1,6 +1,6 @@
-"""The toys of ToyNORB: animals, humans, airplanes, trucks and cars, each put together from a few solids.
+"""The toys of ToyNORB: animals, humans, airplanes, trucks and cars, each made of a few solids.
 
-A toy looks along +x and stands on the ground, z = 0. Its proportions are drawn at random, so that no two are alike.
+A toy faces +x and is on the ground, z = 0. Its proportions are random, so that all toys differ.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ Vector = tuple[float, float, float]
 
 
 class Toy(NamedTuple):
-    """S solids: ``kinds`` [S]; ``to_local`` [S, 3, 4], which maps the world to where a solid is of size one around
-    the origin; how bright each one is, ``albedo`` [S]; and how tall the toy is."""
+    """S solids. ``to_local`` maps world coordinates to local ones, in which the solid has size one around the origin.
+    ``albedo`` is the brightness of each solid, ``height`` the height of the toy."""
 
-    kinds: np.ndarray
-    to_local: np.ndarray
-    albedo: np.ndarray
+    kinds: np.ndarray  # [S]
+    to_local: np.ndarray  # [S, 3, 4]
+    albedo: np.ndarray  # [S]
     height: float
 
 
 class Builder:
-    """Collects solids. Sizes are half widths; ``turn`` is degrees about the axes x, y, z, in this order."""
+    """Collects solids. Sizes are half widths; ``turn`` rotates about the axes x, y, z, in this order, by degrees."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
@@ -45,12 +45,12 @@ class Builder:
         self.solids.append((kind, to_world, self.paint * shade))
 
     def both_sides(self, kind: int, centre: Vector, size: Vector, turn: Vector = (0, 0, 0), shade: float = 1.0) -> None:
-        """A solid and its mirror image in y."""
+        """Add a solid and its mirror image in y."""
         self.add(kind, centre, size, turn, shade)
         self.add(kind, (centre[0], -centre[1], centre[2]), size, (-turn[0], turn[1], -turn[2]), shade)
 
     def toy(self, reach: float) -> Toy:
-        """Moved over the origin and scaled so that its corners lie within ``reach`` of the middle."""
+        """The toy, moved to the origin and scaled so that its corners are within ``reach`` of the middle."""
         corners = np.concatenate([_corners(to_world) for _, to_world, _ in self.solids])
         low, high = corners.min(axis=0), corners.max(axis=0)
         scale = reach / max(np.linalg.norm((high - low)[:2]) / 2, 0.6 * (high - low)[2])
@@ -163,7 +163,7 @@ MAKERS = {"animal": animal, "human": human, "airplane": airplane, "truck": truck
 
 
 def rotation(x: float, y: float, z: float) -> np.ndarray:
-    """About x, then y, then z, in radians."""
+    """The matrix of a rotation about x, then y, then z, in radians."""
     cx, sx, cy, sy, cz, sz = np.cos(x), np.sin(x), np.cos(y), np.sin(y), np.cos(z), np.sin(z)
     about_x = np.array([[1, 0, 0], [0, cx, -sx], [0, sx, cx]])
     about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])

@@ -14,7 +14,7 @@ from tritoncaps.training import ConfigError
 
 
 class Variant(NamedTuple):
-    """``paper``: its error on smallNORB; ``coordinates`` and ``loss`` of the network and of its training."""
+    """A variant of the network. ``paper``: the error on smallNORB in the paper."""
 
     name: str
     paper: float | None
@@ -41,7 +41,7 @@ CNN_ERROR = 0.052
 
 def run(lab: Lab) -> None:
     if lab.options.run or lab.options.pretrained:
-        raise ConfigError("ablation trains its own networks: it takes no --run and no --pretrained")
+        raise ConfigError("ablation trains its own networks: do not use --run or --pretrained")
     count = lab.options.images or lab.choose(1000, 24_300)
     steps = lab.options.steps or lab.choose(80, 2000)
     data = lab.options.data or "toynorb"
@@ -72,17 +72,18 @@ def run(lab: Lab) -> None:
         "chance error": 1 - 1 / len(DATASETS[data].classes),
     }
     lab.note(
-        "Row by row the network is that of the third row, 3 iterations, 4x4 matrices, spread loss and coordinate "
-        "addition, but for what its name says. The types at one position compete for a child, not all its parents as "
-        "in the paper: that learns sooner. The paper's errors are those of networks that were trained to the end."
+        "The third row is the standard network: 3 iterations, 4x4 matrices, spread loss and coordinate addition. The "
+        "name of each other row says what differs. Only the types at one position compete for a child, not all its "
+        "parents as in the paper, because that learns faster. The networks of the paper were trained much longer."
     )
 
 
 def _variants(lab: Lab) -> dict[str, Variant]:
-    """All of them; with --quick alone, without those that store their votes, which take ten times as long."""
+    """The variants. With --quick and without --steps, those that store their votes are omitted: they take ten times as
+    long."""
     if not lab.options.quick or lab.options.steps is not None:
         return VARIANTS
-    lab.note("Poses of 16-vectors are left out: they take minutes. Give --steps beside --quick to see them.")
+    lab.note("The variants with 16-vectors are omitted, because they take minutes. Add --steps to include them.")
     return {key: variant for key, variant in VARIANTS.items() if not isinstance(variant.routing, FullMatrices)}
 
 

@@ -1,7 +1,7 @@
-"""Figure 3 of Hinton 2018: how far capsules and a CNN withstand changed images.
+"""Figure 3 of Hinton 2018: accuracy of capsules and a CNN on adversarial images.
 
-White box: the gradients are those of the attacked network. Black box: those of one CNN, whose images the capsules and a
-second CNN then get. Epsilon is in units of pixels of 0 to 1, before the images are standardised.
+White box: the attack uses the gradients of the attacked network. Black box: it uses the gradients of a CNN, and the
+images are given to the capsules and to a second CNN. Epsilon is in units of pixels in [0, 1], before standardisation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tritoncaps.experiments.style import CAPSULES, CNN, OTHER, picture, row_labe
 from tritoncaps.models.pretrained import CHECKSUMS
 from tritoncaps.training.objective import class_scores
 
-EXAMPLES = 2  # images that are shown
+EXAMPLES = 2  # images in the figure
 METHODS: dict[str, Callable[..., Tensor]] = {"FGSM": attacks.fgsm, "BIM": attacks.bim}
 
 
@@ -58,19 +58,19 @@ def run(lab: Lab) -> None:
     lab.figure(
         "accuracy",
         _curves(attacked, black_box, epsilons),
-        f"Accuracy over epsilon (white box), success of targeted attacks, and accuracy on images that were made for "
-        f"another CNN (black box); {len(data)} test images of {capsules.config.data}. The paper's figure 3 has the "
-        "first two, and finds capsules far less vulnerable in the white box and about alike in the black box.",
+        f"Accuracy over epsilon (white box), success of targeted attacks, and accuracy on images that attack another "
+        f"CNN (black box), for {len(data)} test images of {capsules.config.data}. Figure 3 of the paper has the first "
+        "two. The paper finds that capsules are far less vulnerable in the white box and similar in the black box.",
     )
     lab.figure(
         "examples",
         _example_figure(examples, data, epsilons),
-        "Images of the basic iterative method with their epsilon, and what the attacked network takes them for: green "
-        "is right. Untargeted, white box; of stereo pairs, the left eye.",
+        "Images of the basic iterative method with their epsilon and the prediction of the attacked network (green: "
+        "correct). Untargeted attacks, white box; of stereo pairs, only the left image.",
     )
     lab.note(
-        "A robust network must not owe its robustness to gradients that vanish, so the share of exact zeros and the "
-        "mean absolute gradient of the loss by the pixels are printed above, as the paper checks them."
+        "A network can seem robust because its gradients vanish. As in the paper, the report therefore contains the "
+        "fraction of zero gradients and the mean absolute gradient of the loss with respect to the pixels."
     )
 
 
@@ -82,14 +82,14 @@ def _capsules(lab: Lab, count: int) -> Trained:
     if lab.options.quick and data in CHECKSUMS:
         shipped = lab.shipped(data)._replace(name="capsules")
         accuracy = shipped.result["card"]["test_accuracy"]
-        lab.note(f"The capsules are the shipped weights {data!r}: {accuracy:.1%} on all test images.")
+        lab.note(f"The capsules are the pretrained weights {data!r}: accuracy {accuracy:.1%} on all test images.")
         return shipped
     steps = lab.options.steps or lab.choose(150, 5000)
     return train_matrix_capsnet(lab, "capsules", steps, data=data, test_limit=count)
 
 
 def _white_box(network: Trained, data: ImageSet, epsilons: list[float], steps: int) -> dict[str, Any]:
-    """Accuracy after attacks of all methods, success of targeted ones, and the size of the gradients."""
+    """Accuracy under attacks of all methods, success of targeted attacks, and the size of the gradients."""
     pixels, labels = pixels_of(data), data.labels
     found: dict[str, Any] = {}
     for method in METHODS:
@@ -101,7 +101,8 @@ def _white_box(network: Trained, data: ImageSet, epsilons: list[float], steps: i
 
 
 def _targeted_success(method: str, network: Trained, data: ImageSet, epsilon: float, steps: int) -> float:
-    """The share of images that are taken for the target, averaged over targets; each is tried on all other classes."""
+    """The fraction of images that are classified as the target, averaged over targets. Each target is tried with all
+    images of the other classes."""
     shares = []
     for target in range(len(data.classes)):
         others = data.select(data.labels != target)
@@ -114,7 +115,7 @@ def _targeted_success(method: str, network: Trained, data: ImageSet, epsilon: fl
 def _black_box(
     source: Trained, networks: tuple[Trained, ...], data: ImageSet, epsilons: list[float], steps: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Accuracy of ``networks`` on images that were made with the gradients of ``source``."""
+    """Accuracy of ``networks`` on adversarial images from the gradients of ``source``."""
     changed = {
         method: [_attack(method, source, pixels_of(data), data.labels, epsilon, steps) for epsilon in epsilons]
         for method in METHODS
@@ -131,7 +132,7 @@ def _black_box(
 def _attack(
     method: str, network: Trained, pixels: Tensor, labels: Tensor, epsilon: float, steps: int, targeted: bool = False
 ) -> Tensor:
-    """Only what the network sees is changed: other pixels would act through the mean and variance of the image."""
+    """Change only the crop that is the input of the network. Other pixels would change the mean and the variance."""
     if epsilon == 0:
         return pixels
     options = {"steps": steps} if method == "BIM" else {}
@@ -145,7 +146,7 @@ def _attack(
 
 @torch.no_grad()
 def _share(network: Trained, pixels: Tensor, labels: Tensor) -> float:
-    """Of the images that are taken for ``labels``."""
+    """The fraction of images that are classified as ``labels``."""
     return (class_scores(network(pixels)).argmax(dim=1) == labels).float().mean().item()
 
 

@@ -1,6 +1,6 @@
-"""Section 5.2 of Sabour 2017: trained on shifted MNIST in 40x40, tested on digits under affine transformations.
+"""Section 5.2 of Sabour 2017: train on shifted MNIST in 40x40 pixels, test on digits under affine transformations.
 
-CapsNet and the CNN are stopped at the same accuracy on held-out digits that are only shifted.
+CapsNet and the CNN stop at the same accuracy on held-out digits that are only shifted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tritoncaps.training.objective import class_scores
 SHIFT = 6
 PAPER = {"CapsNet": (0.9923, 0.79), "CNN": (0.9922, 0.66)}  # shifted MNIST, affNIST
 EVALUATIONS = 15
-CNN_STEPS = 4  # the CNN may take so many times the steps of CapsNet to come to its accuracy
+CNN_STEPS = 4  # the CNN may take this many times the steps of CapsNet to reach its accuracy
 COLUMNS = 10
 
 
 def run(lab: Lab) -> None:
     if lab.options.run or lab.options.pretrained or lab.options.data not in (None, "mnist", "affnist"):
-        raise ConfigError("affine trains on MNIST: it takes no --run and no --pretrained, and no --data but affnist")
+        raise ConfigError("affine trains on MNIST: do not use --run, --pretrained or --data other than affnist")
     lab.plan(4)
     steps = lab.options.steps or lab.choose(300, 10_000)
     settings: dict[str, Any] = {
@@ -58,21 +58,24 @@ def run(lab: Lab) -> None:
     lab.figure(
         "examples",
         _figure(capsnet, cnn, transformed),
-        f"Digits of {name}, and what each network takes them for: green is right.",
+        f"Digits of {name}, and the predictions of each network (green: correct).",
     )
     lab.figure(
-        "accuracies", _bars(lab.rows), f"Accuracy on {len(shifted)} digits in the middle and on those of {name}."
+        "accuracies",
+        _bars(lab.rows),
+        f"Accuracy on {len(shifted)} digits in the middle of the image and on the digits of {name}.",
     )
     if not is_official:
         lab.note(
-            "The official files of affNIST are absent. The digits are MNIST's test digits, transformed here: turned by "
-            "up to 20 degrees, sheared by up to 0.2, scaled by 0.8 to 1.2 in height and width, and moved. Accuracies "
-            "on them cannot be compared with those on affNIST; `tritoncaps data get affnist` gets the files."
+            "The official files of affNIST are missing. The digits are test digits of MNIST, transformed by this "
+            "program: rotated by up to 20 degrees, sheared by up to 0.2, scaled by 0.8 to 1.2 in height and width, and "
+            "moved. Do not compare these accuracies with accuracies on affNIST; `tritoncaps data get affnist` "
+            "downloads the files."
         )
 
 
 def shifted_mnist(split: str, folder: Path) -> tuple[ImageSet, Pipeline]:
-    """Digits in the middle of 40x40; training shifts them by up to 6 pixels."""
+    """Digits in the middle of 40x40 pixels; training shifts them by up to 6 pixels."""
     mnist = load_mnist(split, folder)
     margin = (SIZE - mnist.shape[-1]) // 2
     images = torch.nn.functional.pad(mnist.images, (margin,) * 4)
@@ -80,7 +83,7 @@ def shifted_mnist(split: str, folder: Path) -> tuple[ImageSet, Pipeline]:
 
 
 def _tests(lab: Lab, count: int) -> tuple[ImageSet, ImageSet, bool]:
-    """Test digits in the middle, transformed ones, and whether these are affNIST's own."""
+    """Test digits in the middle of the image, transformed digits, and True if these are the files of affNIST."""
     folder, seed = data_folder(lab.options.data_dir), lab.options.seed
     plain, _ = shifted_mnist("test", folder)
     try:

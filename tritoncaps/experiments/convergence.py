@@ -1,7 +1,7 @@
-"""Figure A.1 of Sabour 2017: how much each routing iteration still changes, over training; and the same of EM routing.
+"""Figure A.1 of Sabour 2017: the change that each routing iteration makes, during training; also for EM routing.
 
-logits: the mean absolute change of a routing logit, which the paper plots. assignments: the share of a child's vote
-that moves to other parents, half of the absolute changes of its coupling coefficients c, or of R in EM routing.
+"logits" is the mean absolute change of a routing logit, which the paper plots. "assignments" is the part of a child
+that moves to other parents: half of the sum of absolute changes of its coupling coefficients c, or of R in EM routing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tritoncaps.inspect import DynamicIteration
 from tritoncaps.training import ConfigError
 from tritoncaps.training.pictures import pyplot
 
-ITERATIONS = 6  # that are looked at, whatever the network was trained with
+ITERATIONS = 6  # iterations in the test, independent of those in training
 
 
 def run(lab: Lab) -> None:
@@ -56,14 +56,15 @@ def run(lab: Lab) -> None:
     lab.figure(
         "changes",
         _figure(lab.rows),
-        "What each iteration changes, on a logarithmic scale, after the first step of training and later: logits of "
-        "dynamic routing (the paper's figure A.1), its coupling coefficients, and the assignments of EM routing, of "
-        "which all three layers are shown at the end.",
+        "The change in each iteration, on a logarithmic scale, after the first training step and later: logits of "
+        "dynamic routing (figure A.1 of the paper), its coupling coefficients, and the assignments of EM routing. For "
+        "the last training step, all three layers with EM routing are shown.",
     )
     lab.note(
-        "The networks are trained with three iterations and looked at with more. A logit is raised by the agreement of "
-        "its vote with the parent, which does not become smaller where routing has converged: it is the assignments "
-        "that then stay as they are. The paper finds that the change of a logit decreases with every iteration."
+        f"The networks are trained with three iterations and tested with {ITERATIONS}. Each iteration adds the "
+        "agreement of a vote with its parent to the logit. The agreement does not become smaller when routing has "
+        "converged; only the assignments stop changing. The paper finds that the change of a logit decreases with "
+        "every iteration."
     )
 
 
@@ -73,7 +74,7 @@ def _steps(network: Trained) -> str:
 
 @torch.no_grad()
 def _changes(network: Trained, data: ImageSet) -> dict[str, Any]:
-    """By layer, what each iteration changes."""
+    """The change in each iteration, by layer."""
     found = network.network(network.pipeline.test(data.images)[0], return_intermediate=True)
     names = list(found)
     changes = {}
@@ -86,15 +87,15 @@ def _changes(network: Trained, data: ImageSet) -> dict[str, Any]:
 
 
 def changes_of(layer: Any, capsules: Capsules, iterations: int) -> dict[str, list[float]]:
-    """What each of so many iterations of a layer's routing changes: "assignments", by the mean share of a child's vote
-    that moves, and "logits" of dynamic routing, by their mean absolute change."""
+    """The changes in each iteration of a layer's routing. "assignments": the mean part of a child that moves to other
+    parents. "logits", for dynamic routing: their mean absolute change."""
     before = layer.routing
     layer.routing = replace(before, iterations=iterations)
     try:
         found: Any = inspect.iterations(layer, capsules)
     finally:
         layer.routing = before
-    shared = found[0].assignments.sum()  # a child is shared among its parents once, or at every position anew
+    shared = found[0].assignments.sum()  # the assignments of a child sum to 1, or with local competition to more
     moved = [0.5 * (step.next_assignments - step.assignments).abs().sum() / shared for step in found]
     changes = {"assignments": [share.item() for share in moved]}
     if isinstance(found[0], DynamicIteration):

@@ -1,6 +1,6 @@
-"""Figure 4 of Sabour 2017: what the dimensions of a digit capsule mean.
+"""Figure 4 of Sabour 2017: the meaning of the dimensions of a digit capsule.
 
-Each of them is moved by -0.25 to 0.25 in steps of 0.05, and the decoder draws what the capsule then describes.
+The experiment changes each dimension by -0.25 to 0.25 in steps of 0.05, and reconstructs images with the decoder.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ def run(lab: Lab) -> None:
     lab.figure(
         "dimensions",
         _all_dimensions(drawn[middle], names[middle]),
-        f"All {drawn.shape[1]} dimensions of the capsule of one {names[middle]}, each moved by -0.25 to 0.25. The "
-        "middle column is the capsule as it is.",
+        f"All {drawn.shape[1]} dimensions of the capsule of one {names[middle]}, each changed by -0.25 to 0.25. The "
+        "middle column shows the unchanged capsule.",
     )
     lab.figure(
         "classes",
         _most_visible(drawn, names),
-        "One image of each class, with the dimension that changes its drawing most: the paper's figure 4 finds scale, "
-        "thickness, skew, width and details of a digit among them.",
+        "One image of each class, with the dimension that changes its reconstruction most. In figure 4 of the paper, "
+        "dimensions mean scale, thickness, skew, width and details of a digit.",
     )
     lab.note(
-        "The table has the mean absolute change of a pixel between the two ends, -0.25 and 0.25, for each dimension, "
-        "and the standard deviation of that dimension over the test images, which says how far 0.25 is."
+        "For each dimension, the table has the mean absolute change of a pixel from -0.25 to 0.25, and the standard "
+        "deviation of the dimension over the test images, for comparison with 0.25."
     )
 
 
 @torch.no_grad()
 def _perturbed(capsnet: Trained, data: ImageSet) -> dict[str, Any]:
-    """For each dimension: how much drawings change and poses vary; and drawings of the first image of each class."""
+    """For each dimension, the change of drawings and the standard deviation of poses; and drawings of the first image
+    of each class."""
     poses = capsnet(pixels_of(data)).poses  # [N, classes, D]
     own = poses[torch.arange(len(data)), data.labels]
     ends = draw_moved(capsnet, own, data.labels, [OFFSETS[0], OFFSETS[-1]])
@@ -66,7 +67,7 @@ def _perturbed(capsnet: Trained, data: ImageSet) -> dict[str, Any]:
 
 
 def draw_moved(capsnet: Trained, poses: Tensor, labels: Tensor, offsets: list[float]) -> Tensor:
-    """What the decoder draws of capsules [N, D] of classes ``labels``: [N, D, offsets, channels, H, W]."""
+    """Reconstruct images from changed capsules [N, D] of classes ``labels``: [N, D, offsets, channels, H, W]."""
     moved = perturb_poses(poses, offsets)  # [N, D, K, D]
     classes = capsnet.network.num_classes
     assert isinstance(classes, int)
@@ -78,7 +79,7 @@ def draw_moved(capsnet: Trained, poses: Tensor, labels: Tensor, offsets: list[fl
 
 
 def _all_dimensions(drawn: Tensor, name: str) -> Any:
-    """[D, K, C, H, W] of one capsule."""
+    """The figure of the drawings [D, K, C, H, W] of one capsule."""
     figure, ((axis,),) = subplots(1, 1, (6.6, 0.56 * len(drawn) + 0.6))
     tiles(axis, drawn, [str(d) for d in range(len(drawn))], _names_of_offsets())
     axis.set_ylabel(f"dimension of the capsule of a {name}")
@@ -86,7 +87,7 @@ def _all_dimensions(drawn: Tensor, name: str) -> Any:
 
 
 def _most_visible(drawn: Tensor, names: list[str]) -> Any:
-    """[N, D, K, C, H, W]: of each capsule the dimension whose ends differ most."""
+    """The figure of the drawings [N, D, K, C, H, W], for the dimension of each capsule with the largest change."""
     change = (drawn[:, :, -1] - drawn[:, :, 0]).abs().mean(dim=(2, 3, 4))
     best = change.argmax(dim=1)
     figure, ((axis,),) = subplots(1, 1, (7.2, 0.56 * len(drawn) + 0.4))

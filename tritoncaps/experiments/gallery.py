@@ -1,4 +1,4 @@
-"""The figures of finished experiments in one folder, small enough for a repository: ``make experiments`` calls it.
+"""Copies the figures of finished experiments into one folder, as small files. ``make experiments`` calls it.
 
 python -m tritoncaps.experiments.gallery runs/experiments docs/experiments
 """
@@ -14,11 +14,11 @@ from typing import Any
 from tritoncaps.data.files import write_atomically
 from tritoncaps.extras import require
 
-LIMIT = 140_000  # bytes of a picture
+LIMIT = 140_000  # largest size of a picture in bytes
 
 
 def collect(experiments: Path, out: Path) -> list[Path]:
-    """Every figure of every report.json under ``experiments`` becomes ``out``/EXPERIMENT-FIGURE."""
+    """Copy every figure of every report.json in ``experiments`` to ``out``/EXPERIMENT-FIGURE."""
     require("PIL", "the gallery", "train")
     from PIL import Image
 
@@ -35,7 +35,7 @@ def collect(experiments: Path, out: Path) -> list[Path]:
 
 
 def _small(picture: Any) -> bytes:
-    """As a PNG with a palette of 256 colours, or of as few as the limit needs."""
+    """A PNG with a palette of 256 colours, or of fewer if the file is larger than the limit."""
     for colours in (256, 192, 128, 96, 64, 48, 32):
         file = io.BytesIO()
         picture.quantize(colours, dither=0).save(file, "PNG", optimize=True)

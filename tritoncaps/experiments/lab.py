@@ -1,8 +1,8 @@
-"""What every experiment works with: a folder, steps that are done once, trainings that are shared, and a report.
+"""The framework of the experiments: a folder, steps with saved results, shared trainings, and a report.
 
-An experiment is a function of a :class:`Lab`. It gets trained networks and the results of steps from the lab, and
-gives it rows of a table, figures and notes. All that is finished is kept, so an experiment that was interrupted goes on
-where it stopped, and one that is run again only draws.
+An experiment is a function of a :class:`Lab`. It gets trained networks and the results of steps from the lab, and adds
+rows of a table, figures and notes to it. Finished results are saved. So an interrupted experiment can be continued, and
+an experiment that is run again only draws its figures.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from tritoncaps.training.saved import load_pretrained_network
 from tritoncaps.training.task import load_test
 from tritoncaps.version import __version__
 
-RESULT = "result.json"  # of a training that has come to a stage
+RESULT = "result.json"  # the result of a training at a stage
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What can be chosen of an experiment. None: the experiment's own choice.
+    """The options of an experiment. None: the default of the experiment.
 
     data, data_dir   the data set, and the folder of its files.
-    run, pretrained  a network that is trained already: a run's folder, or the name of shipped weights.
-    quick            a minute on two cores, in place of hours; the figures are then rough.
-    steps, images    optimiser steps of each training, and test images.
-    seed             of weights, images and order.
+    run, pretrained  a trained network: the folder of a run, or the name of pretrained weights.
+    quick            rough results in a minute on two cores, instead of hours.
+    steps, images    optimiser steps of each training, and number of test images.
+    seed             random seed of weights, images and order.
     """
 
     data: str | None = None
@@ -85,10 +85,10 @@ class Options:
 
 
 class Trained(NamedTuple):
-    """A network to look at, how it was trained, and how its images are treated.
+    """A trained network and its settings.
 
-    ``name``: what it is called in figures. ``result``: of the training, if it was one of this lab: its accuracy on
-    held-out images if there are any, otherwise on test images, and its step.
+    ``name``: its name in figures. ``result``: the result of the training, if the lab trained it: the step, and the
+    accuracy on held-out images if there are any, otherwise on test images.
     """
 
     name: str
@@ -101,14 +101,14 @@ class Trained(NamedTuple):
         return pipeline_of(self.config)
 
     def __call__(self, pixels: Tensor) -> Any:
-        """The network's outputs for images with pixels of 0 to 1 [N, C, H, W]; gradients flow to the pixels."""
+        """The output of the network for images [N, C, H, W] with pixels in [0, 1]; it is differentiable."""
         return self.network(self.pipeline.test(pixels * 255)[0])
 
     def test_images(self, count: int, seed: int) -> ImageSet:
-        """At most ``count`` of the data set, chosen at random."""
+        """At most ``count`` random test images of the data set."""
         data = load_test(replace(self.config, test_limit=None))
         if not isinstance(data, ImageSet):
-            raise ConfigError(f"--data {self.config.data} has images of two classes, where one is needed")
+            raise ConfigError(f"--data must have one class in each image, but {self.config.data} has two")
         return data if count >= len(data) else data.split(count, seed)[0]
 
     def evaluate(self, data: ImageSet | MultiMNIST) -> Evaluation:
@@ -116,12 +116,12 @@ class Trained(NamedTuple):
             return evaluate(self.network, data, self.pipeline, w)
 
     def seen(self, pixels: Tensor) -> Tensor:
-        """The middle of the images, all that the network sees of them but for their mean and variance."""
+        """The crop from the middle of the images that is the input of the network, except for standardisation."""
         top, left, height, width = self._place(pixels)
         return pixels[..., top : top + height, left : left + width]
 
     def pasted(self, middle: Tensor, pixels: Tensor) -> Tensor:
-        """The images with another middle."""
+        """The images with another crop in the middle."""
         top, left, height, width = self._place(pixels)
         edges = (left, pixels.shape[-1] - left - width, top, pixels.shape[-2] - top - height)
         return F.pad(middle - self.seen(pixels), edges) + pixels
@@ -132,7 +132,7 @@ class Trained(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an experiment found. ``folder`` holds report.json, table.csv, report.html and the figures."""
+    """The result of an experiment. ``folder`` contains report.json, table.csv, report.html and the figures."""
 
     name: str
     title: str
@@ -147,9 +147,9 @@ class Report(NamedTuple):
 
 
 class Lab:
-    """Where an experiment works: its folder, its options, and what it has found so far.
+    """The folder, the options and the results of an experiment.
 
-    ``source``: the experiment's code, on which kept results depend. ``quiet``: no progress bar and no lines.
+    ``source``: the code of the experiment; saved results depend on it. ``quiet``: print nothing.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Lab:
         remove_leftovers(folder)
 
     def plan(self, total: int) -> None:
-        """How many steps and trainings the progress bar expects."""
+        """Set the number of steps and trainings of the progress bar."""
         self._bar.total = total
         self._bar.refresh()
 
@@ -185,8 +185,8 @@ class Lab:
         return quick if self.options.quick else full
 
     def step(self, key: str, work: Callable[[], T]) -> T:
-        """What ``work`` gives: numbers, strings and tensors, in lists and dictionaries. It is done once and kept, until
-        the options, the experiment's code or the trainings that were asked for before are others."""
+        """The result of ``work``: numbers, strings and tensors, in lists and dictionaries. It is computed once and
+        saved. It is computed again if the options, the code of the experiment or the earlier trainings change."""
         path = self.folder / "steps" / f"{key}.pt"
         self._bar.set_postfix_str(key)
         kept = self._load(path)
@@ -197,7 +197,7 @@ class Lab:
         return kept["result"]
 
     def _load(self, path: Path) -> Any:
-        """None if there is no file, if it is damaged, or if it was made with other options or other code."""
+        """The saved result; None if there is no file, or it is damaged, or from other options or other code."""
         with suppress(OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
             kept = torch.load(path, map_location="cpu", weights_only=True)
             if kept["made_from"] == self._made_from:
@@ -207,9 +207,9 @@ class Lab:
     def train(
         self, name: str, config: Config, network: BuildNetwork | None = None, data: LoadData | None = None
     ) -> Trained:
-        """The network of a training that runs once: experiments beside this one use it too. A training that was
-        interrupted goes on. ``config.model`` names what ``network`` builds, and ``config.data`` what ``data`` loads."""
-        assert config.steps is not None, "a training of an experiment names its steps"
+        """Train a network, or load it if it is trained already: experiments share their trainings. An interrupted
+        training is continued. ``config.model`` is the name of ``network``, ``config.data`` the name of ``data``."""
+        assert config.steps is not None, "a training of an experiment must set its steps"
         return self.train_in_stages(name, config, [config.steps], network, data)[0]
 
     def train_in_stages(
@@ -220,10 +220,10 @@ class Lab:
         network: BuildNetwork | None = None,
         data: LoadData | None = None,
     ) -> list[Trained]:
-        """The same training, looked at after each of these steps, the last of which is its end."""
+        """The network of one training after each of these steps. The last one is the end of the training."""
         config = replace(config, steps=stages[-1], data_dir=config.data_dir or self.options.data_dir)
         folder = self.folder.parent / "trainings" / _folder_name(config)
-        self._made_from = _digest(self._made_from, folder.name, list(stages))  # what follows depends on it
+        self._made_from = _digest(self._made_from, folder.name, list(stages))  # later steps depend on the training
         reached = []
         for stage in stages:
             self._bar.set_postfix_str(f"training {name}")
@@ -238,7 +238,7 @@ class Lab:
         return reached
 
     def _train_until(self, config: Config, done: Path, network: BuildNetwork | None, data: LoadData | None) -> None:
-        """Go on with a training, and keep its checkpoint in ``done``, the result last."""
+        """Start or continue a training, and copy its checkpoint to ``done``; the result is written last."""
         last = Path(config.out or "", LAST)
         result = train(config, resume=last.exists(), quiet=self.quiet, network=network, data=data)
         if result.reason == "interrupted":
@@ -247,7 +247,7 @@ class Lab:
         _write_json(done / RESULT, {key: getattr(result, key) for key in ("reason", "step", "accuracy", "seconds")})
 
     def given(self) -> Trained | None:
-        """The network that the options name, if they do."""
+        """The network that the options name, or None."""
         if self.options.pretrained is not None:
             return self.shipped(self.options.pretrained)
         if self.options.run is not None:
@@ -257,7 +257,7 @@ class Lab:
         return None
 
     def shipped(self, name: str) -> Trained:
-        """A network that comes with the package."""
+        """A pretrained network of the package."""
         network, config, card = load_pretrained_network(name)
         return Trained(f"pretrained {name}", network, self._with_data(config), {"card": card})
 
@@ -265,7 +265,7 @@ class Lab:
         return replace(config, data=self.options.data or config.data, data_dir=self.options.data_dir)
 
     def row(self, **values: Any) -> None:
-        """Of the table: names of columns and their values."""
+        """Add a row to the table, with the values of its columns by name."""
         self.rows.append({key: _plain(value) for key, value in values.items()})
 
     def figure(self, name: str, figure: Any, caption: str) -> None:
@@ -273,11 +273,11 @@ class Lab:
         self.figures.append({"file": f"{name}.png", "caption": caption})
 
     def note(self, sentence: str) -> None:
-        """A note that a reader needs to understand the figures."""
+        """Add a note for the readers of the figures."""
         self.notes.append(sentence)
 
     def report(self) -> Report:
-        """Writes table.csv and report.html, and last report.json: where it is, the rest is complete."""
+        """Write table.csv and report.html, then report.json. If report.json exists, the report is complete."""
         self._bar.close()
         seconds = round(time.perf_counter() - self._start, 1)
         options = {key: value for key, value in asdict(self.options).items() if value is not None}
@@ -308,7 +308,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def pixels_of(data: ImageSet) -> Tensor:
-    """Of 0 to 1."""
+    """The pixels of the images, in [0, 1]."""
     return data.images.float() / 255
 
 
@@ -320,7 +320,7 @@ def _bar(name: str, quiet: bool) -> Any:
 
 
 def _folder_name(config: Config) -> str:
-    """Says what is trained; trainings that differ in any setting that matters have different ones."""
+    """The name of the folder of a training. Trainings with different settings have different names."""
     settings = {key: value for key, value in asdict(config).items() if key not in ("out", "data_dir", "device")}
     model = config.model.rpartition(":")[2]
     return f"{config.data.rpartition(':')[2]}-{model}-{_digest(__version__, settings)[:10]}"
@@ -331,13 +331,13 @@ def _digest(*parts: Any) -> str:
 
 
 def _modified(run: str | None) -> float | None:
-    """When the files of a run were last written."""
+    """The time of the last change of a run's files."""
     files = [] if run is None else [Path(run), *Path(run).glob("*.pt")]
     return max((path.stat().st_mtime for path in files if path.exists()), default=None)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, with numbers of at most six digits."""
+    """The value for JSON, with numbers of at most six digits."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""The networks that experiments train: those of the papers, or with ``--quick`` small relatives that learn something in
-seconds. Each function that builds one takes a task, the routing iterations and a backend, as networks of your own do.
+"""The networks of the experiments: those of the papers, or with ``--quick`` smaller networks that train in seconds. The
+functions that build them take a task, the routing iterations and a backend, as for your own networks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tritoncaps.models.baselines import SmallNORBBaseline
 from tritoncaps.routing import EMRouting
 from tritoncaps.training import Config, ConfigError, Task
 
-# what makes the first thousands of images count: docs/recipes/toynorb-demo.toml
+# settings for fast training on a few thousand images, as in docs/recipes/toynorb-demo.toml
 RECIPE: dict[str, Any] = {"batch_size": 32, "lr": 5e-3, "lr_schedule": "cosine", "margin": "fixed", "jitter": "none"}
 
 Channels = tuple[int, int, int, int]
-SMALL: Channels = (64, 8, 16, 16)  # of Hinton 2018's table 1
+SMALL: Channels = (64, 8, 16, 16)  # the small network in table 1 of Hinton 2018
 QUICK: Channels = (32, 8, 8, 8)
 
 
@@ -30,7 +30,7 @@ def matrix_capsnet(
 
 
 def small_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
-    """An eighth of the paper's channels, a quarter of its primary capsules."""
+    """CapsNet with an eighth of the paper's channels and a quarter of its primary capsules."""
     return CapsNet(task.channels, task.classes, task.height, iterations, channels=32, primary_caps=8, backend=backend)
 
 
@@ -56,12 +56,12 @@ def small_cnn(task: Task, iterations: int, backend: str | None) -> nn.Module:
 
 
 def local(iterations: int) -> EMRouting:
-    """EM routing in which only the types at one position compete for a child: it learns sooner than the paper's."""
+    """EM routing with local competition, which learns faster than the global competition of the paper."""
     return EMRouting(iterations, competition="local")
 
 
 def train_matrix_capsnet(lab: Lab, name: str, steps: int, variant: str = "", **settings: Any) -> Trained:
-    """``variant`` names what ``options``, a part of ``settings``, change in :class:`MatrixCapsNet`."""
+    """Train a MatrixCapsNet. ``variant`` is a name for ``settings["options"]``, the arguments of the network."""
     config, build = _matrix_capsnet(lab, steps, variant, settings)
     return lab.train(name, config, build)
 
@@ -85,13 +85,14 @@ def _matrix_capsnet(lab: Lab, steps: int, variant: str, settings: dict[str, Any]
 def train_cnn(lab: Lab, name: str, steps: int, **settings: Any) -> Trained:
     build = lab.choose(small_cnn, cnn)
     settings = {"lr": 1e-3, **settings}
-    source = settings.pop("source", None)  # a function that loads data that are not in DATASETS
+    source = settings.pop("source", None)  # a function that loads data outside of DATASETS
     config = Config(model=f"experiments:{build.__name__}", **_settings(lab, steps, settings))
     return lab.train(name, config, build, source)
 
 
 def train_capsnet(lab: Lab, name: str, steps: int, **settings: Any) -> Trained:
-    """CapsNet with its decoder, whose error weighs forty times as much as in the paper: it learns to draw sooner."""
+    """Train CapsNet with its decoder. The weight of the reconstruction error is 40 times that of the paper, so that the
+    decoder learns faster."""
     source = settings.pop("source", None)
     config, build = _capsnet(lab, steps, settings)
     return lab.train(name, config, build, source)
@@ -111,7 +112,7 @@ def _capsnet(lab: Lab, steps: int, settings: dict[str, Any]) -> tuple[Config, An
 
 
 def decoding_capsnet(lab: Lab, own: str = "mnist", quick_steps: int = 800) -> Trained:
-    """The network that the options name, or one that is trained on the data that they name, or on ``own``."""
+    """The network in the options, or a network trained on the data in the options, or on ``own``."""
     trained = lab.given()
     if trained is None:
         data = lab.options.data or own
@@ -126,5 +127,5 @@ def decoding_capsnet(lab: Lab, own: str = "mnist", quick_steps: int = 800) -> Tr
 
 
 def _settings(lab: Lab, steps: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """Evaluated at the end, unless ``changes`` say otherwise."""
+    """The settings of a training: one evaluation at the end, unless ``changes`` contain another setting."""
     return {**RECIPE, "steps": steps, "evaluate_every": steps, "seed": lab.options.seed, **changes}

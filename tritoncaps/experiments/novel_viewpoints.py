@@ -1,7 +1,7 @@
-"""Table 2 of Hinton 2018: trained on a third of the views, tested on the others.
+"""Table 2 of Hinton 2018: train on a third of the views, test on the others.
 
-Capsules and a CNN are stopped when they have the same accuracy on held-out images of the views that they train on. So
-they differ only in what they make of views that are new to them.
+Capsules and a CNN stop at the same accuracy on held-out images of the familiar views. So the comparison shows only the
+difference on novel views.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tritoncaps.training.pictures import pyplot
 
 # test error on familiar and on novel views of smallNORB: capsules, CNN
 PAPER = {"azimuth": (0.037, 0.135, 0.037, 0.200), "elevation": (0.043, 0.123, 0.043, 0.178)}
-EVALUATIONS = 15  # of a training, to stop it in time
-CNN_STEPS = 4  # the CNN may take so many times the steps of the capsules to come to their accuracy
+EVALUATIONS = 15  # evaluations of a training, to stop it in time
+CNN_STEPS = 4  # the CNN may take this many times the steps of the capsules to reach their accuracy
 
 
 def run(lab: Lab) -> None:
     if lab.options.run or lab.options.pretrained:
-        raise ConfigError("novel-viewpoints trains its own networks: it takes no --run and no --pretrained")
+        raise ConfigError("novel-viewpoints trains its own networks: do not use --run or --pretrained")
     data = lab.options.data or "toynorb"
     lab.plan(8)
     found = {factor: _of_factor(lab, data, factor) for factor in PAPER}
@@ -46,12 +46,12 @@ def run(lab: Lab) -> None:
     lab.figure(
         "views",
         _figure(found),
-        "Accuracy on test images over the angles they are seen from; the shaded views are those of the training. Both "
-        "networks were stopped at the same accuracy on held-out images of these.",
+        "Accuracy on test images for each angle of view. The shaded views are those of the training. Both networks "
+        "were stopped at the same accuracy on held-out images of these views.",
     )
     lab.note(
-        f"The test images are of {data}: other objects than those of the training. The paper's figures are of "
-        "smallNORB, with both networks stopped when they had the same accuracy on familiar views of the test set."
+        f"The test images of {data} show other objects than the training images. The numbers of the paper are for "
+        "smallNORB, with both networks stopped at the same accuracy on familiar views of the test set."
     )
 
 
@@ -61,10 +61,10 @@ def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
         "data": data,
         "novel": factor,
         "validation": lab.choose(500, 1000),
-        "ema": 0.95,  # accuracies that do not jump from one evaluation to the next
+        "ema": 0.95,  # smoother accuracies from one evaluation to the next
         "final_test": False,
         "evaluate_every": max(steps // EVALUATIONS, 1),
-        "lr_schedule": "exponential",  # so that a network is as good when it is stopped as when it goes on
+        "lr_schedule": "exponential",  # a cosine would favour networks that train to the end
     }
     settings: dict[str, Any] = {**shared, "lr": 3e-3, "options": {"routing": local(2)}}
     capsules = train_matrix_capsnet(lab, "capsules", steps, "local-2", **settings)

@@ -1,4 +1,4 @@
-"""report.html: the figures, the table and the notes of an experiment, on one page that needs no network."""
+"""Writes report.html: the figures, the table and the notes of an experiment, on one page without external resources."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _flag(name: str, value: Any) -> str:
 
 
 def _numbers(numbers: Mapping[str, Any]) -> str:
-    """Those that are one number or one word."""
+    """The list of the single values."""
     shown = {name: value for name, value in numbers.items() if not isinstance(value, (dict, list))}
     items = (
         f"<li><b>{_text(name, value)}</b><span>{escape(_words(name))}</span></li>" for name, value in shown.items()
@@ -103,7 +103,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Shares of 0 to 1 are per cent: those whose name says so."""
+    """A value as text; fractions are shown in per cent."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -112,7 +112,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Is the number of this name a share of images or pixels?"""
+    """True if the name is that of a fraction of images or pixels."""
     return "squared" not in name and any(word in name for word in ("accuracy", "error", "share", "success"))
 
 

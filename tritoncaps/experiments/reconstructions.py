@@ -1,4 +1,4 @@
-"""Figure 3 of Sabour 2017: images, what they are taken for, and what the decoder draws of them; failures too."""
+"""Figure 3 of Sabour 2017: images, their predictions and reconstructions, including wrong predictions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def run(lab: Lab) -> None:
     lab.figure(
         "reconstructions",
         _figure(found["right"], found["wrong"], data),
-        "(label, prediction) above each test image, and what the decoder draws of it. Red: failures, drawn from the "
-        "capsule of the prediction and from that of the label.",
+        "Test images with (label, prediction), and their reconstructions. Red: wrong predictions, reconstructed from "
+        "the capsule of the prediction and from the capsule of the label.",
     )
     lab.note(
-        "The squared error is that of a pixel, averaged over all images. The error of the mean image is what a decoder "
-        "has that always draws the mean of all test images."
+        "The squared error is the mean over all pixels of all images. The error of the mean image is the error of a "
+        "decoder that always returns the mean of all test images."
     )
 
 
@@ -44,7 +44,7 @@ def _drawn(capsnet: Trained, data: ImageSet) -> dict[str, Any]:
     scores = torch.cat([part.activations for part in capsules])
     predictions = scores.argmax(dim=1)
     draw: Any = capsnet.network.reconstruct
-    # what the network saw is what it is to draw
+    # the target of the decoder is the input of the network
     seen = capsnet.seen(pixels)
     by_prediction = torch.cat([draw(part) for part in capsules])
     by_label = torch.cat([draw(part, labels) for part, labels in zip(capsules, data.labels.split(128), strict=True)])
@@ -72,7 +72,7 @@ def _drawn(capsnet: Trained, data: ImageSet) -> dict[str, Any]:
 
 
 def _one_of_each(labels: Tensor, chosen: Tensor) -> list[int]:
-    """The first chosen image of each class, as many as there are columns."""
+    """The first chosen image of each class, at most one for each column."""
     first = [(chosen & (labels == k)).nonzero()[:1, 0].tolist() for k in labels.unique()]
     return [index for found in first for index in found][:COLUMNS]
 

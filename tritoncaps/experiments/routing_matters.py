@@ -1,8 +1,8 @@
-"""What later papers ask: is routing worth anything? (Paik 2019, Gu and Tresp 2019)
+"""The effect of routing on accuracy, a question of later papers (Paik 2019, Gu and Tresp 2019).
 
-The same network is trained with one, two and three iterations of EM routing, and each is tested with every number of
-iterations. One iteration is one M-step with uniform assignments: no routing. "Uniform" has these assignments too, with
-the inverse temperature of the last iteration of training.
+The same network is trained with one, two and three iterations of EM routing. Each network is tested with all numbers of
+iterations. One iteration is one M-step with uniform assignments, without routing. "uniform" is also one M-step with
+uniform assignments, but with the inverse temperature of the last iteration of training.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def run(lab: Lab) -> None:
     lab.figure(
         "accuracies",
         _figure(lab.rows),
-        f"Accuracy on test images of {name}: rows are networks by the iterations that they were trained with, columns "
-        "are the iterations that they were tested with. The frames are networks with the routing of their training.",
+        f"Accuracy on test images of {name}. Rows: iterations in training. Columns: iterations in the test. The frames "
+        "show networks that are tested with the routing of their training.",
     )
     lab.note(
-        "If routing were worth nothing, the frames would hold the same number, and so would the columns of a row. Two "
-        "questions are to be kept apart: whether a trained network needs its routing (along a row), and whether a "
-        "network that is trained without it is worse (from frame to frame)."
+        "If routing had no effect, all frames would have the same accuracy, and so would the columns of a row. A row "
+        "shows whether a trained network needs its routing. The frames show whether a network that is trained without "
+        "routing is worse."
     )
 
 
@@ -69,11 +69,11 @@ def _tested(network: Trained, data: ImageSet) -> dict[str, float]:
 
 @contextmanager
 def with_routing(network: nn.Module, iterations: int | str) -> Iterator[None]:
-    """Inside, all layers with EM routing have this many iterations; "uniform": the last M-step alone, with uniform
-    assignments and with its own inverse temperature."""
+    """A context in which all layers with EM routing use this many iterations. "uniform": only the last M-step, with
+    uniform assignments and its own inverse temperature."""
     layers = _routed(network)
     if not layers:
-        raise ConfigError(f"the network must have EM routing, but it is a {type(network).__name__} without")
+        raise ConfigError(f"the network must have EM routing, but it is a {type(network).__name__} without EM routing")
     before = [layer.routing for layer in layers]
     try:
         for layer, routing in zip(layers, before, strict=True):
@@ -85,7 +85,7 @@ def with_routing(network: nn.Module, iterations: int | str) -> Iterator[None]:
 
 
 def _uniform(routing: EMRouting) -> EMRouting:
-    """One iteration, with the inverse temperature of the last."""
+    """EM routing with one iteration and the inverse temperature of the last iteration."""
     assert routing.final_lambda is not None
     scale = routing.lambdas[-1] / routing.lambdas[0]
     return replace(routing, iterations=1, final_lambda=routing.final_lambda * scale)

@@ -1,7 +1,7 @@
-"""Figure 5 of Sabour 2017: two overlapping digits, told apart and drawn one by one.
+"""Figure 5 of Sabour 2017: segmentation of two overlapping digits by reconstruction.
 
-The decoder draws each of the two longest capsules alone. A pixel then belongs to the digit whose drawing is brighter
-there. Drawn from the capsule of a digit that is not in the image, little or nothing should appear.
+The decoder reconstructs each of the two longest capsules alone. Each pixel is assigned to the digit whose drawing is
+brighter there. Drawings from the capsule of a digit that is not in the image should be nearly empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tritoncaps.training.task import load_test
 
 RIGHT_ONES, WRONG_ONES, ABSENT_ONES = 4, 2, 2  # columns of the figure
 COLOURS = torch.tensor([[0.93, 0.35, 0.22], [0.25, 0.72, 0.95]])
-INK = 0.4  # what counts as a part of a digit
+INK = 0.4  # brighter pixels are part of a digit
 
 
 def run(lab: Lab) -> None:
@@ -41,15 +41,14 @@ def run(lab: Lab) -> None:
     lab.figure(
         "segmentation",
         _figure(found["examples"]),
-        "Columns: images whose two digits are found (green) or not (red), and on the right images that are drawn from "
-        "one digit that is there and one that is not (*). Rows: the image; what the decoder draws of each capsule, in "
-        "two colours; the digit that each pixel is given to; the digits that the image is made of.",
+        "Columns: images with correct (green) and wrong (red) predictions of both digits; on the right (*), drawings "
+        "from the capsules of one digit that is in the image and one that is not. Rows: the image; the drawing of each "
+        "capsule, in two colours; the digit to which each pixel is assigned; the true digits.",
     )
     lab.note(
-        "overlap: intersection over union of a digit as it is and as it is drawn from its own capsule. pixel accuracy: "
-        "of the pixels that belong to one digit alone, the share that is given to it. absent ink: what is drawn, "
-        f"brighter than {INK}, from the capsules of digits that are not there, as a share of what is drawn from those "
-        "that are."
+        "overlap: intersection over union of a digit and the drawing from its capsule. pixel accuracy: the fraction of "
+        "pixels of only one digit that are assigned to this digit. absent ink: the number of pixels brighter than "
+        f"{INK} in drawings of digits that are not in the image, divided by that in drawings of digits that are."
     )
 
 
@@ -87,7 +86,7 @@ def _segmented(capsnet: Trained, data: MultiMNIST) -> dict[str, Any]:
 
 
 def pixel_accuracy(drawn: Tensor, digits: Tensor) -> float:
-    """Of the pixels that belong to one of the digits [N, 2, C, H, W] alone, the share that is given to its drawing."""
+    """The fraction of pixels of only one of the digits [N, 2, C, H, W] that are assigned to its drawing."""
     real = digits.mean(dim=2) > INK
     alone = real.sum(dim=1) == 1
     owner = real.int().argmax(dim=1)
@@ -96,7 +95,7 @@ def pixel_accuracy(drawn: Tensor, digits: Tensor) -> float:
 
 
 def _absent(present: Tensor, classes: int) -> Tensor:
-    """Two other classes for each image, [N, 2]."""
+    """Two classes [N, 2] that are not in each image."""
     scores = torch.arange(classes, 0, -1).expand(len(present), classes).clone()
     return scores.scatter(1, present, -1).topk(2, dim=1).indices.sort(dim=1).values
 
@@ -122,5 +121,5 @@ def _figure(examples: list[dict[str, Any]]) -> Any:
 
 
 def _coloured(pair: Tensor) -> Tensor:
-    """Two grey images [2, 1, H, W] in two colours on top of each other: [3, H, W]."""
+    """Two grey images [2, 1, H, W] in two colours in one image [3, H, W]."""
     return torch.einsum("mhw,mc->chw", pair[:, 0], COLOURS).clamp(max=1)

@@ -1,4 +1,4 @@
-"""How the figures of the experiments look."""
+"""The style of the figures of the experiments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RC = {
 
 
 def drawn_alike() -> Any:
-    """Inside, all figures look so."""
+    """A context in which all figures have this style."""
     return pyplot().rc_context(_RC)
 
 
@@ -42,7 +42,8 @@ def subplots(rows: int, columns: int, size: tuple[float, float], **options: Any)
 
 
 def picture(axis: Any, image: Tensor, title: str = "", right: bool | None = None, **options: Any) -> None:
-    """An image [C, H, W] with pixels of 0 to 1: in colour, or its first channel; ``right`` colours the title."""
+    """Draw an image [C, H, W] with pixels in [0, 1], in colour or only its first channel. The title is green if
+    ``right`` is True, red if it is False."""
     bare(axis)
     pixels = image.detach().clamp(0, 1)
     if len(pixels) == 3:
@@ -54,7 +55,7 @@ def picture(axis: Any, image: Tensor, title: str = "", right: bool | None = None
 
 
 def tiles(axis: Any, images: Tensor, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Many grey images [rows, columns, C, H, W] as one picture, with names beside the rows and above the columns."""
+    """Draw many grey images [rows, columns, C, H, W], with names beside the rows and above the columns."""
     count, across, _, height, width = images.shape
     gap = max(width // 10, 1)
     sheet = torch.ones(count, across, height + gap, width + gap)
@@ -68,7 +69,7 @@ def tiles(axis: Any, images: Tensor, rows: Sequence[str], columns: Sequence[str]
 
 
 def bare(axis: Any) -> None:
-    """Without ticks, spines and grid."""
+    """Remove ticks, spines and grid."""
     axis.set_xticks([])
     axis.set_yticks([])
     axis.grid(False)
@@ -81,7 +82,7 @@ def row_label(axis: Any, text: str) -> None:
 
 
 def bars(axis: Any, names: Sequence[str], values: Sequence[float], marks: Sequence[float | None], mark: str) -> None:
-    """Horizontal bars in per cent, from top to bottom, with a diamond where ``marks`` has a number to compare with."""
+    """Draw horizontal bars in per cent, from top to bottom. A diamond shows the number in ``marks``, for comparison."""
     places = range(len(names))
     axis.barh(places, [100 * value for value in values], color=CAPSULES, height=0.62)
     for place, value in zip(places, values, strict=True):

@@ -1,4 +1,4 @@
-"""What table 1 of Hinton 2018 varies and the library's own routings do not have."""
+"""Routings for table 1 of Hinton 2018 that are not part of the library itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tritoncaps.regularization import LOGIT_EPSILON
 from tritoncaps.routing import Components, EMRouting, LayerSizes, MixtureRouting, Moments, NewParameter
 from tritoncaps.routing_map import RoutingMap
 
-ENTRIES = 16  # of a pose
+ENTRIES = 16  # entries of a pose
 
 
 @dataclass(frozen=True)
 class MixingProportions(MixtureRouting):
-    """The usual mixture of Gaussians: the activation of a parent is its mixing proportion, the share
-    that it has of the data at its position, in place of a logistic function of what it costs to describe them."""
+    """A standard mixture of Gaussians: the activation of a parent is its mixing proportion, the part of the support at
+    its position that it has. In EM routing it is a logistic function of the cost."""
 
     variance_floor: float = 1e-4
 
@@ -37,8 +37,8 @@ class MixingProportions(MixtureRouting):
 
 @dataclass(frozen=True)
 class FullMatrices(EMRouting):
-    """EM routing of poses that are vectors of 16 numbers: a matrix of 16x16 makes a vote of a pose, in place of one of
-    4x4. It stores the votes."""
+    """EM routing of poses that are vectors of 16 entries: the transformation matrices are 16x16 instead of 4x4. It
+    stores the votes."""
 
     def new_parameters(self, layer: LayerSizes) -> dict[str, NewParameter]:
         shape = (*layer.weights, layer.in_caps, layer.out_caps, ENTRIES, ENTRIES)
@@ -78,7 +78,7 @@ class FullMatrices(EMRouting):
 
 
 def _near_identity_(weight: Tensor) -> Tensor:
-    """As noisy as the votes of 4x4 matrices near the identity."""
+    """Initialise the matrices near the identity. The votes have the same variance as those of the 4x4 matrices."""
     with torch.no_grad():
         torch.nn.init.normal_(weight, std=0.1)
         return weight.add_(torch.eye(ENTRIES, device=weight.device, dtype=weight.dtype))

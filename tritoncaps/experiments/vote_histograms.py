@@ -1,7 +1,7 @@
-"""Figure 2 and B.2 of Hinton 2018: how far votes are from the mean of each class capsule after every iteration.
+"""Figures 2 and B.2 of Hinton 2018: distances of votes from the mean of each class capsule after every iteration.
 
-A vote counts as much as its child is assigned to the class, times the child's activation, so that the weights of a
-histogram sum to the support of the class. Where routing works, the votes for the right class come together.
+The weight of a vote is the assignment times the activation of the child, so that the weights of a histogram sum to the
+support of the class. If routing works, the votes for the true class move together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tritoncaps.routing import MixtureRouting
 from tritoncaps.training import ConfigError
 
 BINS = 30
-SHOWN = 2  # images
+SHOWN = 2  # images in the figures
 
 
 def run(lab: Lab) -> None:
@@ -44,22 +44,18 @@ def run(lab: Lab) -> None:
         lab.figure(
             f"votes-{label}",
             _figure(example, data.classes),
-            f"Votes of the capsules below for the five classes of this {label}, by their distance from the mean of the "
-            "class capsule, weighted by assignment and activation; one row for each iteration. The blue class is the "
-            "right one."
-            if len(data.classes) == 5
-            else f"Votes for each class of this {label}, by their distance from its mean, weighted by assignment and "
-            "activation; one row for each iteration. The blue class is the right one.",
+            f"Histograms of the votes for each class of this {label}, over the distance from the mean of the class "
+            "capsule, weighted by assignment and activation. Each row is an iteration. Blue: the true class.",
         )
     lab.note(
-        "The table has the mean distance, weighted in the same way and averaged over all images that are right, of "
-        "votes for the right class and for the others, and the support: how many votes a class has."
+        "The table has the mean distance of votes for the true class and for the other classes, with the same weights, "
+        "averaged over all images with a correct prediction; and the support of the classes."
     )
 
 
 def vote_distances(layer: Any, capsules: Capsules) -> list[tuple[Tensor, Tensor]]:
-    """For each iteration, the distances [N, classes, votes] of all votes for a class from its mean after the M-step,
-    and their weights R a, which sum to the support of the class."""
+    """For each iteration, the distances [N, classes, votes] of votes from the mean of their class after the M-step, and
+    the weights R a of the votes, which sum to the support of the class."""
     found = inspect.votes(layer, capsules, list(range(layer.out_caps)))
     steps = []
     for iteration in inspect.iterations(layer, capsules):
@@ -76,7 +72,7 @@ def _of_images(network: Trained, data: ImageSet) -> dict[str, Any]:
     is_right = capsules["class_caps"].activations.argmax(dim=1) == data.labels
     chosen = is_right.nonzero()[:, 0]
     if not len(chosen):
-        raise ConfigError(f"{network.name} has none of {len(data)} images right: there is nothing to look at")
+        raise ConfigError(f"{network.name} classifies none of {len(data)} images correctly: there is nothing to show")
     labels = data.labels[chosen]
     below = capsules["conv_caps2"].map(lambda x: x[chosen])
     steps = vote_distances(network.network.class_caps, below)

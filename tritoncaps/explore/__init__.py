@@ -1,4 +1,4 @@
-"""A page to look inside a capsule network: one HTML file that needs nothing else.
+"""A page that shows the capsules of a network: one HTML file without external resources.
 
 >>> from tritoncaps import explore
 >>> explore.write_page("network.html", network, pixels, labels, classes, pipeline)  # doctest: +SKIP

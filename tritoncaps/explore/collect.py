@@ -1,4 +1,4 @@
-"""What the page shows of a network: numbers of every layer, iteration and epsilon, for a few images."""
+"""Computes the data of the page: numbers of every layer, iteration and epsilon, for a few images."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tritoncaps.routing import MixtureRouting
 from tritoncaps.waiting import Waiting
 
 EPSILONS = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3)
-LARGE = 200_000  # numbers of a matrix that is kept in one byte each
+LARGE = 200_000  # a weight with more numbers is stored with one byte for each
 
-# arrays of images: their kind in packing.py, and the axis of the images
+# arrays with an axis of images: their kind in packing.py, and this axis
 OF_IMAGES = {
     "pictures": ("uint8", 1),
     "scores": ("float16", 1),
@@ -39,22 +39,24 @@ Arrays = dict[str, tuple[str, Tensor]]  # by name, a kind of packing.py and the 
 
 
 class Collected(NamedTuple):
-    """``header``: names and sizes, for JSON. ``arrays``: see :mod:`tritoncaps.explore.packing`; their axes:
+    """The data of the page. ``header``: names and sizes, for JSON. ``arrays``: see
+    :mod:`tritoncaps.explore.packing`; their axes are
 
     E epsilons, N images, T iterations, K classes; B child types, C parent types, P parent locations, S slots.
 
     | name | axes |
     | --- | --- |
-    | pictures | [E, N, channels, H, W], pixels of 0 to 1 |
+    | pictures | [E, N, channels, H, W], pixels in [0, 1] |
     | scores | [E, N, K], activations of the classes |
-    | pixels, pixel_sums | [N, K, H, W], where the support of a class comes from, largest is 1; [N, K], their sums |
+    | pixels, pixel_sums | [N, K, H, W], the part of each pixel in the support of a class, scaled to a maximum of 1;
+      [N, K], the support |
     | LAYER.activations | [E, N, C, *space] |
     | LAYER.poses | [N, C, *space, entries] |
-    | LAYER.held | [N, K, C, *space], as pixels; of all layers but the last |
+    | LAYER.held | [N, K, C, *space], the same for capsules; for all layers except the last |
     | LAYER.children, .weight_of, .offset | [P, S], [S], [S, 4]: the routing map |
     | LAYER.weight | [blocks, B, C, ...] |
-    | LAYER.start | [P, S, B, C], the first assignments |
-    | LAYER.assignments | [T, N, P, S, B, C], those that follow from each iteration |
+    | LAYER.start | [P, S, B, C], the initial assignments |
+    | LAYER.assignments | [T, N, P, S, B, C], after each iteration |
     | LAYER.active, .support | [T, N, C, P], after each iteration |
     | LAYER.mean, .deviation | [T, N, C, P, entries]; dynamic routing has no deviation |
     | decoder.W0, .b0, .W2, ... | layers of the decoder of CapsNet |
@@ -74,20 +76,20 @@ def collect(
     show: Callable[[Tensor], Tensor],
     epsilons: Sequence[float] = EPSILONS,
 ) -> Collected:
-    """Everything for the page.
+    """Compute all data of the page.
 
     Args:
-        network: MatrixCapsNet, TinyCapsNet, CapsNet, or a network like them, in evaluation mode.
-        pixels: [N, channels, H, W] of 0 to 1.
-        labels: the true classes of each image; one, or two of MultiMNIST.
-        classes: their names.
-        prepare: from such pixels to what the network takes.
-        show: from such pixels to those that the network sees, for eyes: without standardisation.
-        epsilons: how far pixels move, by the fast gradient sign method; the first is 0.
+        network: MatrixCapsNet, TinyCapsNet, CapsNet, or a network with the same names of layers, in evaluation mode.
+        pixels: images [N, channels, H, W] with pixels in [0, 1].
+        labels: the true classes of each image: one, or two for MultiMNIST.
+        classes: names of the classes.
+        prepare: a function from such pixels to the input of the network.
+        show: a function from such pixels to the pixels to show: like ``prepare``, but without standardisation.
+        epsilons: changes of pixels by the fast gradient sign method; the first one is 0.
     """
     check_network(network)
     found: list[dict[str, Tensor]] = []
-    with Waiting(f"looking at {len(pixels)} images", len(pixels)) as shown:
+    with Waiting(f"computing the page of {len(pixels)} images", len(pixels)) as shown:
         for n in range(len(pixels)):
             found.append(_image(network, pixels[n : n + 1], labels[n][0], len(classes), prepare, show, epsilons))
             shown.reach(n + 1)
@@ -114,7 +116,7 @@ def collect(
 
 
 def first_images(collected: Collected, count: int) -> Collected:
-    """The same, of the first ``count`` images only."""
+    """The data of the first ``count`` images only."""
     header = {**collected.header, "labels": collected.header["labels"][:count]}
     arrays = dict(collected.arrays)
     for name, (kind, values) in arrays.items():
@@ -183,8 +185,8 @@ def _adversarial(
 
 
 def spread(outputs: Any, labels: Tensor) -> Tensor:
-    """The loss that adversarial images raise. It has a gradient by the other classes where the true one is so sure that
-    its sigmoid has none."""
+    """The loss of the adversarial attack. If the sigmoid of the true class is saturated, it still has a gradient from
+    the other classes."""
     return functional.spread_loss(outputs[1], labels, margin=1.0)
 
 
@@ -210,14 +212,14 @@ def _at_locations(x: Tensor, *entries: int) -> Tensor:
 
 
 def _of_largest(held: Tensor) -> Tensor:
-    """Each image's numbers as parts of its largest. What counts against a class, in dynamic routing, is left out."""
+    """The numbers of each image, divided by the largest. Negative parts, which dynamic routing may have, become 0."""
     positive = held.clamp(min=0)
     largest = positive.flatten(1).amax(1).clamp(min=1e-12)
     return positive / largest.reshape(-1, *[1] * (held.ndim - 1))
 
 
 def _constants(network: nn.Module, name: str, children: Capsules) -> Arrays:
-    """The routing map, the transformation matrices and the first assignments: the same for all images."""
+    """The routing map, the transformation matrices and the initial assignments, which are the same for all images."""
     layer: Any = network.get_submodule(name)
     _, routing_map = layer._children(children)
     weight, _, _ = layer._inputs(routing_map)
@@ -255,7 +257,7 @@ def _decoder(network: CapsNet) -> Arrays:
 
 
 def _receptive_field(network: nn.Module) -> dict[str, int]:
-    """How many pixels a primary capsule sees along an axis, and how far apart two neighbours look."""
+    """Size of the receptive field of a primary capsule in pixels, and the distance between those of two neighbours."""
     size, step = 1, 1
     for convolution in (network.get_submodule("conv"), network.get_submodule("primary.pose")):
         assert isinstance(convolution, nn.Conv2d)
@@ -265,5 +267,5 @@ def _receptive_field(network: nn.Module) -> dict[str, int]:
 
 
 def _what(name: str) -> str:
-    """The part of an array's name after that of its layer."""
+    """The name of an array without the name of its layer."""
     return name.rpartition(".")[2]

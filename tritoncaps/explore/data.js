@@ -1,5 +1,5 @@
 "use strict";
-// The data of the page, unpacked once, and what follows from them. collect.py names the arrays and their axes.
+// The data of the page, unpacked once, and values computed from them. collect.py lists the arrays and their axes.
 
 const header = JSON.parse(document.getElementById("header").textContent);
 const $ = (id) => document.getElementById(id);
@@ -45,7 +45,7 @@ function decode(kind, begin, length, rows) {
 const has = (name) => name in header.arrays;
 const shapeOf = (name) => header.arrays[name].shape;
 
-/** The part of an array at the first indices. */
+/** A slice of an array: fixed values of its first indices. */
 function part(name, ...indices) {
   const shape = shapeOf(name);
   let size = shape.reduce((a, b) => a * b, 1), begin = 0;
@@ -81,7 +81,7 @@ function edgesOf({ layer, place }) {
   return edges;
 }
 
-/** The assignments of a parent's edges: the first ones (iteration 0), or those that follow from an iteration. */
+/** The assignments of a parent's edges: the initial ones (iteration 0), or those after an iteration. */
 function assignmentsOf(parent, edges, iteration) {
   const { name, types } = layers[parent.layer];
   const [, slots, inTypes] = shapeOf(`${name}.start`);
@@ -127,7 +127,7 @@ function poseOf({ layer, type, place }) {
   return part(`${name}.poses`, state.image).subarray(begin, begin + entries);
 }
 
-/** The pixels that a capsule sees: [top, left, bottom, right]. */
+/** The receptive field of a capsule in pixels: [top, left, bottom, right]. */
 function fieldOf(layer, place) {
   const { size, step } = header.field, { width, name } = layers[layer];
   if (!layer) {

@@ -19,7 +19,7 @@ function context(canvas, width, height) {
 const DARK = [30, 36, 46], BRIGHT = [238, 244, 252], LIGHT = [255, 150, 56];
 const mix = (from, to, t) => `rgb(${from.map((a, i) => Math.round(a + (to[i] - a) * Math.min(Math.max(t, 0), 1))).join(",")})`;
 
-/** A picture of pixels of 0 to 1, one channel or three, in its own size. */
+/** A picture of pixels in [0, 1], with one or three channels, in its original size. */
 function bitmap(pixels, height, width, channels) {
   const canvas = document.createElement("canvas");
   canvas.width = width;
@@ -50,7 +50,7 @@ function arrow(brush, x, y, dx, dy, thickness) {
   brush.stroke();
 }
 
-/** The arrows of a pose, on paper where up is positive: its first two columns; for vectors, the first two numbers. */
+/** The arrows of a pose, with positive values upwards: its first two columns; for vectors, the first two entries. */
 const axesOf = (pose) => (isVector ? [[pose[0], -pose[1]]] : [[pose[0], -pose[4]], [pose[1], -pose[5]]]);
 
 function frame(brush, pose, x, y, radius, scale) {
@@ -60,7 +60,7 @@ function frame(brush, pose, x, y, radius, scale) {
   });
 }
 
-/** A length that nine of ten axes of a layer's poses stay below. */
+/** The 90% quantile of the lengths of a layer's pose axes. */
 function poseScale(layer) {
   const poses = part(`${layer.name}.poses`, state.image), lengths = [];
   for (let i = 0; i < poses.length; i += layer.entries) lengths.push(Math.hypot(...axesOf(poses.subarray(i, i + layer.entries))[0]));
@@ -72,7 +72,7 @@ function poseScale(layer) {
 
 const GAP = 6, LARGEST_CELL = 30;
 
-/** Tiles in about as many columns as rows, without a hole where that is possible; a layer alone has more columns. */
+/** About as many columns of tiles as rows, without an empty tile if possible; a single layer gets more columns. */
 function arrange(layer, alone) {
   const root = Math.floor(Math.sqrt(layer.types));
   const divisor = Array.from({ length: root }, (_, i) => root - i).find((n) => layer.types % n === 0);
@@ -81,7 +81,7 @@ function arrange(layer, alone) {
   layer.rows = Math.ceil(layer.types / layer.columns);
 }
 
-/** Cells as large as the room allows: all layers are about as high, and together not too wide. */
+/** The largest cells that fit: all layers have about the same height, and together fit into the width. */
 function layOut() {
   const layersShown = layers.slice(0, last), style = getComputedStyle($("network"));
   const inner = $("network").clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
@@ -106,7 +106,7 @@ function corner(layer, flat) {
   return [x + GAP, y + GAP];
 }
 
-/** What light a layer's cells have from the chosen parent: numbers of 0 to 1, or null; and what that is. */
+/** The brightness of a layer's cells for the chosen parent: numbers in [0, 1] or null; and its meaning. */
 function lightOf(index) {
   const { parent } = state;
   if (!parent || state.epsilon) return [null, "brightness: activation"];
@@ -117,7 +117,7 @@ function lightOf(index) {
     return [light, `light: assignment to ${who}`];
   }
   if (parent.layer === last && index < last - 1)
-    return [part(`${layer.name}.held`, state.image, parent.type).map(Math.sqrt), `light: what it gives to ${who}`];
+    return [part(`${layer.name}.held`, state.image, parent.type).map(Math.sqrt), `light: contribution to ${who}`];
   return [null, "brightness: activation"];
 }
 
@@ -177,12 +177,12 @@ function drawPicture() {
     brush.strokeStyle = "#ff7a1a";
     brush.lineWidth = 2.5;
     brush.strokeRect(left * scale + 1, top * scale + 1, (right - left) * scale - 2, (bottom - top) * scale - 2);
-    note += "; frame: what the capsule sees";
+    note += "; frame: receptive field";
   }
   $("image-note").textContent = note;
 }
 
-/** Light where the support of a class comes from; the rest of the picture lies in shadow. */
+/** Brighten the pixels that support a class, and darken the rest of the picture. */
 function drawHeat(brush, values, height, width, side) {
   const layer = (colour) => {
     const canvas = document.createElement("canvas");
@@ -255,6 +255,6 @@ function drawAttack() {
   $("epsilon-value").textContent = epsilons[state.epsilon].toFixed(2);
   const taken = header.classes[best(state.image, state.epsilon)];
   $("attack-note").textContent = state.epsilon
-    ? `Every pixel moved by epsilon: taken for ${taken}. Routing below is that of the unchanged image.`
+    ? `Every pixel changed by epsilon: classified as ${taken}. The routing below is that of the unchanged image.`
     : "Activations over epsilon; the true class is thick.";
 }

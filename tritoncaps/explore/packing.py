@@ -1,12 +1,12 @@
-"""Arrays in few bytes, as data.js unpacks them: a table, and all bytes in one gzip stream, in base64.
+"""Compresses arrays for data.js, which unpacks them: a table, and all bytes in one gzip stream in base64.
 
-| kind | bytes a number | the number |
+| kind | bytes of each number | the number |
 | --- | --- | --- |
-| float16 | 2 | itself, to one part in 256: the last bits are zero, which gzip shortens |
-| int16 | 2 | itself |
-| uint8 | 1 | q / 255, for numbers of 0 to 1 |
-| root8 | 1 | (q / 255)^2, for numbers of 0 to 1 of which small ones matter |
-| rows8 | 1, and 4 for each row | q times the row's scale; a row is an entry of the first axis |
+| float16 | 2 | the number, rounded to one part in 256: the last bits are zero, so that gzip works better |
+| int16 | 2 | the number |
+| uint8 | 1 | q / 255, for numbers in [0, 1] |
+| root8 | 1 | (q / 255)^2, for numbers in [0, 1] with important small values |
+| rows8 | 1, and 4 for each row | q times the scale of the row; a row is an entry of the first axis |
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ KINDS = ("float16", "int16", "uint8", "root8", "rows8")
 
 
 class Packed(NamedTuple):
-    """``table``: by name, where an array begins, its kind and its shape. ``content``: gzip in base64."""
+    """Compressed arrays. ``table``: start, kind and shape of each array, by name. ``content``: gzip in base64."""
 
     table: dict[str, dict[str, Any]]
     content: str
 
 
 def pack(arrays: dict[str, tuple[str, Tensor]]) -> Packed:
-    """``arrays``: by name, a kind of the table above and the numbers."""
+    """Compress arrays. ``arrays`` has a kind of the table above and the numbers, by name."""
     table: dict[str, dict[str, Any]] = {}
     parts: list[bytes] = []
     begin = 0
     for name, (kind, values) in arrays.items():
         part = encode(kind, values)
-        part += bytes(-len(part) % 8)  # typed arrays begin at multiples of their size
+        part += bytes(-len(part) % 8)  # typed arrays of JavaScript start at multiples of their item size
         table[name] = {"begin": begin, "kind": kind, "shape": list(values.shape)}
         parts.append(part)
         begin += len(part)

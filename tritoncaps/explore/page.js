@@ -1,19 +1,19 @@
-// What is chosen, and how the page answers mouse and keys.
+// The state of the page, and the handlers of mouse and keys.
 
 // ---------------------------------------------------------------- state
 
 const state = {
   image: 0,
   iteration: 0, // 0 is the start
-  epsilon: 0, // its place in header.epsilons
+  epsilon: 0, // its index in header.epsilons
   parent: null, // the chosen capsule: layer, type, place
-  follow: true, // the chosen class is that which the network finds
+  follow: true, // choose the class that the network predicts
   hover: null, // the capsule under the mouse: layer, flat
-  x: isVector ? 0 : 3, // entries of the pose that the votes show
+  x: isVector ? 0 : 3, // entries of the pose in the plot of the votes
   y: isVector ? 1 : 7,
-  moved: [], // what is added to the numbers that the decoder draws
+  moved: [], // added to the entries of the capsule that the decoder gets
 };
-let chosen = null; // what follows from the parent and the image: edges, votes, assignments of every iteration
+let chosen = null; // computed for the parent and the image: edges, votes, assignments of every iteration
 
 const iterations = () => layers[state.parent && state.parent.layer ? state.parent.layer : last].iterations;
 
@@ -257,7 +257,7 @@ function onKey(event) {
   action();
 }
 
-/** What a link may say after #: image, iteration, epsilon, theme, and parent as layer,type,place, all from 0. */
+/** The options of a link after #: image, iteration, epsilon, theme, and parent as layer,type,place, all from 0. */
 function fromLink() {
   const given = new URLSearchParams(location.hash.slice(1)), changes = {};
   for (const name of ["image", "epsilon"]) if (given.has(name)) changes[name] = Number(given.get(name));
@@ -270,7 +270,7 @@ function fromLink() {
 
 async function start() {
   if (typeof DecompressionStream === "undefined") {
-    $("about").textContent = "This browser is too old for the page: it cannot unpack gzip.";
+    $("about").textContent = "This browser is too old for this page: it cannot decompress gzip.";
     return;
   }
   const wanted = new URLSearchParams(location.hash.slice(1)).get("theme");

@@ -1,4 +1,4 @@
-"""The page: a template in HTML, CSS and JavaScript beside this file, filled with the data."""
+"""Writes the page: the HTML, CSS and JavaScript files in this folder, filled with the data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tritoncaps.explore.collect import Collected, collect, first_images
 from tritoncaps.explore.packing import pack
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("data.js", "network.js", "routing.js", "page.js")  # one after the other
-LIMIT = 5_000_000  # bytes of a page
+SCRIPTS = ("data.js", "network.js", "routing.js", "page.js")  # in this order
+LIMIT = 5_000_000  # largest size of a page in bytes
 
 
 def render(collected: Collected, title: str, about: str) -> str:
-    """The HTML, which needs no other file. ``about``: one line under the title."""
+    """The HTML, without external resources. ``about``: one line under the title."""
     packed = pack(collected.arrays)
     header = {"title": title, "about": about, **collected.header, "arrays": packed.table}
     fillings = {
@@ -49,10 +49,27 @@ def write_page(
     title: str = "A capsule network",
     about: str = "",
 ) -> int:
-    """Write the page of ``network`` and images, and return how many of them it shows: as many as fit into 5 MB.
+    """Write a page of a network and images. It shows as many of the images as fit into 5 MB.
 
-    ``pixels`` uint8 [N, channels, H, W] of a data set; ``labels``, the true classes of each; ``classes``, their names;
-    ``pipeline``, how the network's images are treated.
+    Args:
+        path: the HTML file.
+        network: MatrixCapsNet, TinyCapsNet, CapsNet, or a network with the same names of layers, in evaluation mode.
+        pixels: images of a data set.
+        labels: the true classes of each image.
+        classes: names of the classes.
+        pipeline: preprocessing of the images.
+        title: title of the page.
+        about: one line under the title.
+
+    Shape:
+        - pixels: uint8 [N, channels, H, W]
+
+    Returns:
+        The number of images on the page.
+
+    Raises:
+        ValueError: if a page with one image is larger than 5 MB.
+        TypeError: if the network has no such layers.
     """
 
     def prepare(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-// Routing: iterations, votes and pose of the chosen capsule, and what the decoder of CapsNet draws.
+// Routing: iterations, votes and pose of the chosen capsule, and the reconstruction by the decoder of CapsNet.
 
 // ---------------------------------------------------------------- iterations and votes
 
-/** What the scatter shows now, between two iterations while it moves. */
+/** The numbers in the scatter plot now; during an animation, between those of two iterations. */
 let shown = { weights: new Float32Array(0), mean: null, deviation: null };
 let running = 0;
 
@@ -17,7 +17,7 @@ function settle() {
   drawScatter();
 }
 
-/** From the numbers of an iteration to those of the present one, in a third of a second. */
+/** Animate from the numbers of an iteration to those of the current one, in a third of a second. */
 function animate(from) {
   cancelAnimationFrame(running);
   if (!chosen || matchMedia("(prefers-reduced-motion: reduce)").matches) return settle();
@@ -45,8 +45,8 @@ function drawScatter() {
   scatterPoints = [];
   $("scatter-note").textContent = chosen
     ? isVector
-      ? "A dot is a child's vote, as large as its assignment times its activation. The arrow is the parent."
-      : "A dot is a child's vote, as large as its assignment times its activation. Ellipses: one and two deviations of the parent's Gaussian; the line is the way of its mean."
+      ? "Each dot is the vote of a child; its size is the assignment times the activation. The arrow is the parent."
+      : "Each dot is the vote of a child; its size is the assignment times the activation. Ellipses: one and two standard deviations of the parent's Gaussian. The line is the path of its mean."
     : "Choose a capsule or a class to see the votes for it.";
   if (!chosen) return;
   const { x: ex, y: ey } = state, [x, y] = scales(ex, ey, width, height);
@@ -75,7 +75,7 @@ function drawScatter() {
   }
 }
 
-/** From votes to the canvas, the same for all iterations; the furthest votes are left out. */
+/** The scale from votes to the canvas, the same for all iterations; the farthest votes are omitted. */
 function scales(ex, ey, width, height) {
   return [[ex, 0, width], [ey, height, 0]].map(([entry, from, to]) => {
     const values = chosen.votes.map((vote) => vote[entry]).sort((a, b) => a - b), at = (q) => values[Math.floor(q * (values.length - 1))];
@@ -162,13 +162,13 @@ function drawSteps() {
 
 function story() {
   const { parent, iteration } = state;
-  if (!parent) return "Click a capsule of any layer, or a class: its children light up as routing assigns them to it.";
-  if (!parent.layer) return "A convolution makes the primary capsules: they have no votes. The frame in the image shows what this one sees.";
-  if (!iteration) return "At the start, every child shares itself evenly among the parents that compete for it.";
+  if (!parent) return "Click a capsule of any layer, or a class. The brightness of its children then shows their assignments.";
+  if (!parent.layer) return "A convolution computes the primary capsules: they get no votes. The frame in the image shows the receptive field.";
+  if (!iteration) return "At the start, all parents that compete for a child have the same assignment.";
   const end = iteration === iterations();
   if (isVector)
-    return `The parent is the sum of the votes, squashed. Children whose votes agree with it turn to it. ${end ? "Its length is what the layer returns." : ""}`;
-  return `The Gaussian is fitted to the votes (M-step). Then children turn to the parents that explain their votes best (E-step). ${end ? "Mean and activation are what the layer returns." : ""}`;
+    return `The parent is the squashed sum of the votes. Children whose votes agree with it get larger assignments. ${end ? "The layer returns this parent; its length is the activation." : ""}`;
+  return `The M-step fits the Gaussian to the votes. The E-step then gives larger assignments to the parents that explain a child's vote best. ${end ? "The layer returns the mean and the activation." : ""}`;
 }
 
 function factsOf() {
@@ -180,8 +180,8 @@ function factsOf() {
   const active = iteration ? part(`${name}.active`, iteration - 1, state.image)[parent.type * places + parent.place] : NaN;
   return [
     ["activation", number(active)],
-    ["data it holds", number(total)],
-    ["nine tenths of it from", `${count} of ${weights.length} children`],
+    ["support", number(total)],
+    ["90% of it from", `${count} of ${weights.length} children`],
     ["largest assignment", number(chosen.steps[iteration].reduce((a, b) => Math.max(a, b), 0))],
   ];
 }
@@ -208,11 +208,11 @@ function drawPose() {
   });
   box.replaceChildren(...cells);
   $("pose-note").textContent = isVector
-    ? "Warm: positive, cold: negative. The votes show the two entries with a border."
-    : "Warm: positive, cold: negative. The votes show the two entries with a border. The arrows are the first column (warm) and the second (cold); those of earlier iterations are paler.";
+    ? "Warm: positive, cold: negative. The plot of the votes shows the two entries with a border."
+    : "Warm: positive, cold: negative. The plot of the votes shows the two entries with a border. The arrows are the first column (warm) and the second column (cold); those of earlier iterations are paler.";
 }
 
-/** The arrow frame of the chosen capsule, large, with those of the iterations before in a lighter tone. */
+/** The large arrows of the chosen capsule; those of earlier iterations are paler. */
 function drawFrame() {
   const canvas = $("frame"), { parent, iteration } = state, side = 150, brush = context(canvas, side, side);
   canvas.hidden = !parent;
@@ -247,7 +247,7 @@ function dense(name, input, relu) {
   return result;
 }
 
-/** The class whose capsule is drawn: the chosen one, or the longest. */
+/** The class whose capsule is reconstructed: the chosen one, or the longest. */
 const drawnClass = () => (state.parent && state.parent.layer === last ? state.parent.type : best(state.image));
 
 function reconstruction() {

@@ -1,7 +1,7 @@
-"""Property tests for routings and kernels, for your own routings and kernels.
+"""Property tests for your own routings and kernels. This library uses them for its own.
 
 An EM routing is a function ``route(poses, activations, weight, beta_u, beta_a, routing_map, routing)`` with the
-shapes of :func:`tritoncaps.functional.em_routing`. This runs one through everything that this library asks of its own:
+shapes of :func:`tritoncaps.functional.em_routing`. This test runs all checks on it:
 
     import pytest
     from tritoncaps import testing
@@ -10,11 +10,12 @@ shapes of :func:`tritoncaps.functional.em_routing`. This runs one through everyt
     def test_my_routing(check):
         testing.verify(check, my_route)
 
-A check is a function of a route and a :class:`Problem`; `verify` draws the problems with hypothesis: shapes, maps,
-options and memory layouts. Tensors are filled from a seed, so that a failing example can be made again. A kernel that
-promises the same bits whatever its batch adds `KERNEL_CHECKS`; `HARD_CASES` are the inputs that break naive routings.
+A check is a function of a route and a :class:`Problem`. `verify` generates problems with hypothesis: shapes, maps,
+options and memory layouts. Each problem has a seed for its tensors, so that a failing example can be reproduced. For a
+kernel whose results are the same bits in every batch, add `KERNEL_CHECKS`. `HARD_CASES` are inputs for which naive
+routings give nan or inf.
 
-A mixture routing of your own is tested on every backend by `MIXTURE_CHECKS`, which hold whatever its `fit` does:
+`MIXTURE_CHECKS` test a mixture routing of your own on every backend. They hold for every `fit`:
 
     from functools import partial
 
@@ -26,7 +27,7 @@ A mixture routing of your own is tested on every backend by `MIXTURE_CHECKS`, wh
         strategy = partial(testing.problems, routings=routings)
         testing.verify(check, testing.route_on(backend), small=backend == "triton", strategy=strategy)
 
-Dynamic routing has the same with `VECTOR_` before it, and `verify` takes `strategy=testing.vector_problems`.
+For dynamic routing, the names start with `VECTOR_`, and `verify` needs `strategy=testing.vector_problems`.
 """
 
 from tritoncaps.extras import require

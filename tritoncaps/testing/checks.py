@@ -1,4 +1,4 @@
-"""What is true of EM routing, as checks of a route on a problem, and `verify`, which draws the problems."""
+"""Properties of EM routing, as checks of a route on a problem, and `verify`, which generates the problems."""
 
 from __future__ import annotations
 
@@ -29,10 +29,19 @@ def verify(
     small: bool = False,
     strategy: Callable[..., SearchStrategy] = problems,
 ) -> None:
-    """Run ``check`` on ``route`` for as many problems, the same ones every time.
+    """Run a check on a route for many problems, the same ones in every run.
 
-    ``small`` problems have few edges, for kernels that run in an interpreter. ``strategy`` makes the problems: those of
-    EM routing by default, `vector_problems` for dynamic routing.
+    Args:
+        check: a function of a route and a problem that raises an AssertionError.
+        route: the routing to test.
+        examples: number of problems.
+        max_types: largest number of capsule types.
+        small: use problems with few edges, for kernels that run in an interpreter.
+        strategy: generates the problems: :func:`problems` for EM routing, :func:`vector_problems` for dynamic routing.
+
+    Example:
+        >>> from tritoncaps import testing
+        >>> testing.verify(testing.EM_ROUTING_CHECKS[0], testing.route_on("reference"), examples=2, small=True)
     """
 
     @settings(
@@ -50,15 +59,15 @@ def verify(
 
 
 def equals_the_reference(route: Route, problem: Problem) -> None:
-    """Outputs and all gradients, in float64."""
+    """Outputs and all gradients equal those of the reference, in float64."""
     expected = gradients(problem, by_reference)
     for name, value in gradients(problem, route).items():
         assert_close(name, value, expected[name])
 
 
 def is_as_exact_as_plain_torch(route: Route, problem: Problem) -> None:
-    """In float32, at most twice as wrong as the reference in float32; for up to two iterations, as the third
-    multiplies rounding errors of either by large factors, whichever code made them."""
+    """In float32, errors are at most twice those of the reference in float32. Only for one or two iterations: the third
+    one multiplies the rounding errors of both by large factors."""
     problem = problem.but(routing=replace(problem.routing, iterations=min(problem.routing.iterations, 2)))
     exact, plain = (
         gradients(problem, by_reference),
@@ -72,7 +81,7 @@ def takes_half_precision_as_storage(route: Route, problem: Problem) -> None:
     """float16 or bfloat16 outputs and gradients are as exact as those of float32 arithmetic, rounded at the end."""
     dtype = (torch.float16, torch.bfloat16)[problem.seed % 2]
     problem = problem.but(routing=replace(problem.routing, iterations=min(problem.routing.iterations, 2)))
-    if isinstance(problem.routing, EMRouting):  # or float16 gradients overflow
+    if isinstance(problem.routing, EMRouting):  # otherwise float16 gradients overflow
         floor = max(problem.routing.variance_floor, 1e-2)
         problem = problem.but(routing=replace(problem.routing, variance_floor=floor))
 
@@ -92,7 +101,7 @@ def gives_the_same_bits_again(route: Route, problem: Problem) -> None:
 
 
 def routes_every_image_alone(route: Route, problem: Problem) -> None:
-    """Splitting a batch changes no bit of an image's capsules or gradients."""
+    """The capsules and gradients of an image are the same bits, alone or in a batch."""
     problem = problem.but(images=3)
     inputs = problem.inputs(torch.float32, requires_grad=True)
     whole = problem.solve(route, inputs)
@@ -125,7 +134,7 @@ def follows_the_order_of_parent_types(route: Route, problem: Problem) -> None:
 
 
 def ignores_silent_children(route: Route, problem: Problem) -> None:
-    """Children with activation zero change nothing, even with poses of inf or nan; their gradients are finite."""
+    """Children with activation zero have no effect, even if their poses are inf or nan. Their gradients are finite."""
     silent = problem.inputs().activations < 0.5
     results = []
     for pose in (1.0, 1e4, float("inf"), float("nan")):
@@ -134,15 +143,17 @@ def ignores_silent_children(route: Route, problem: Problem) -> None:
         activations = inputs.activations.masked_fill(silent, 0.0).requires_grad_()
         result = problem.solve(route, inputs._replace(poses=poses, activations=activations))
         grads = torch.autograd.grad([x.sum() for x in result], [poses, activations])
-        assert all(x.isfinite().all() for x in (*result, *grads)), f"not finite behind silent poses of {pose}"
-        assert not grads[0][silent].any(), "a silent child's pose has a gradient"
+        finite = all(x.isfinite().all() for x in (*result, *grads))
+        assert finite, f"results are not finite with poses of {pose} for children with activation zero"
+        assert not grads[0][silent].any(), "the pose of a child with activation zero has a gradient"
         results.append(result)
     for result in results[1:]:
         _assert_same(result, results[0])
 
 
 def takes_negative_activations_as_zero(route: Route, problem: Problem) -> None:
-    """Without a gradient. These are so small that no function refuses them, but poses of nan would show."""
+    """Negative activations count as zero and have no gradient. These are too small for an error; poses of nan would
+    show if they counted."""
     inputs = problem.inputs()
     negative = inputs.activations < 0.5
     poses = inputs.poses.masked_fill(negative[..., None, None], float("nan"))
@@ -159,14 +170,14 @@ def takes_negative_activations_as_zero(route: Route, problem: Problem) -> None:
 
 
 def breaks_where_the_reference_does(route: Route, problem: Problem) -> None:
-    """One nan or inf among the poses of active children: the same numbers of the same capsules are not finite, no
-    gradient is finite where the reference's is not, and nothing changes in other images."""
+    """With one nan or inf in the poses of active children, the same outputs as in the reference are not finite, no
+    gradient is finite where the reference's is not, and the other images do not change."""
     dtype = (torch.float64, torch.float32)[problem.seed % 2]
-    used = ((True, True), (True, False), (False, True))[problem.seed // 3 % 3]  # poses and activations, by the loss
+    used = ((True, True), (True, False), (False, True))[problem.seed // 3 % 3]  # does the loss use poses, activations?
     problem = problem.but(images=problem.images + 1, layout="contiguous")
     sound = problem.inputs(dtype)
     place, broken = break_a_number(sound.poses, problem.seed)
-    # children of the same parents may be silent: nan spreads to them too
+    # other children of the same parents may have activation zero: nan spreads to them too
     activations = sound.activations.masked_fill(sound.activations < 0.2, 0)
     activations[place[:-2]] = 0.7
     sound = sound._replace(activations=activations)
@@ -186,7 +197,8 @@ def breaks_where_the_reference_does(route: Route, problem: Problem) -> None:
 
 
 def treats_a_split_child_as_one(route: Route, problem: Problem) -> None:
-    """Two copies of every child, each half as active, say the same (without mean_data, which counts them)."""
+    """Two copies of every child with half of its activation give the same result. (Not with mean_data, which depends on
+    the number of children.)"""
     if isinstance(problem.routing, EMRouting):
         problem = problem.but(routing=replace(problem.routing, mean_data=False, final_lambda=0.1))
     inputs = problem.inputs()
@@ -200,7 +212,7 @@ def treats_a_split_child_as_one(route: Route, problem: Problem) -> None:
 
 
 def shifts_with_its_votes(route: Route, problem: Problem) -> None:
-    """A constant added to all votes is added to the means, and changes nothing else."""
+    """Adding a constant to all votes adds it to the means, and changes nothing else."""
     shift = [1.5, -2.0, 0.5, 3.0]
     inputs = problem.inputs()
     before = problem.solve(route, inputs)
@@ -212,7 +224,7 @@ def shifts_with_its_votes(route: Route, problem: Problem) -> None:
 
 
 def follows_signed_permutations_of_rows(route: Route, problem: Problem) -> None:
-    """Poses G M for a signed permutation G give means G mu (where no coordinates are added)."""
+    """Poses G M for a signed permutation G give means G mu, without coordinate addition."""
     problem = problem.but(routing_map=_with_offset(problem.routing_map, None))
     inputs = problem.inputs()
     rows, signs = torch.tensor([2, 0, 3, 1]), torch.tensor([1.0, -1.0, -1.0, 1.0]).double()[:, None]
@@ -234,9 +246,9 @@ def follows_the_scale_of_poses(route: Route, problem: Problem) -> None:
 
 
 def knows_edges_not_convolutions(route: Route, problem: Problem) -> None:
-    """The same edges, listed one by one, give the same result."""
+    """A graph with the same edges gives the same result."""
     original = problem.routing_map
-    if original.num_edges == 0:  # a strided kernel may see padding only
+    if original.num_edges == 0:  # the windows of a strided kernel may contain only padding
         return
     pairs = [(int(c), p, s) for p, row in enumerate(original.children) for s, c in enumerate(row) if c >= 0]
     children, parents, slots = (list(x) for x in zip(*pairs, strict=True))
@@ -262,7 +274,7 @@ def knows_edges_not_convolutions(route: Route, problem: Problem) -> None:
 
 
 def computes_only_what_is_asked(route: Route, problem: Problem) -> None:
-    """Each input's gradient alone is what it is among the others."""
+    """The gradient of one input alone is the same as with those of the other inputs."""
     everything = gradients(problem, route)
     for index, name in enumerate(problem.inputs()._fields):
         inputs = problem.inputs()
@@ -272,7 +284,7 @@ def computes_only_what_is_asked(route: Route, problem: Problem) -> None:
         weighted = [(x * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in capsules]
         total = torch.stack(weighted).sum()
         alone = torch.zeros_like(inputs[index])
-        if total.requires_grad:  # a routing need not use every parameter
+        if total.requires_grad:  # a routing may not use every parameter
             (alone,) = torch.autograd.grad(total, [inputs[index]], materialize_grads=True)
         assert_close(f"gradient of {name} alone", alone, everything[f"gradient of {name}"])
 
@@ -309,7 +321,7 @@ MIXTURE_CHECKS: tuple[Check, ...] = (
     passes_gradcheck,
     survives_an_empty_batch,
 )
-"""True of every mixture routing, however it fits its parents."""
+"""Checks for every mixture routing, with any fit."""
 
 EM_ROUTING_CHECKS: tuple[Check, ...] = (
     *MIXTURE_CHECKS,
@@ -318,10 +330,10 @@ EM_ROUTING_CHECKS: tuple[Check, ...] = (
     follows_signed_permutations_of_rows,
     follows_the_scale_of_poses,
 )
-"""True of EM routing."""
+"""Checks for EM routing."""
 
 KERNEL_CHECKS: tuple[Check, ...] = (gives_the_same_bits_again, routes_every_image_alone)
-"""What a kernel that owns its order of summation promises on top, and matrix products from a library do not."""
+"""Checks for kernels with a fixed order of summation. Matrix products of a library do not pass them."""
 
 
 HARD_CASES: dict[str, Callable[[Inputs], Inputs]] = {
@@ -332,7 +344,8 @@ HARD_CASES: dict[str, Callable[[Inputs], Inputs]] = {
     "all poses zero": lambda x: x._replace(poses=torch.zeros_like(x.poses)),
     "saturated logits": lambda x: x._replace(beta_a=x.beta_a * 1e4),
 }
-"""Inputs that break naive routings: each changes a problem's inputs; results and gradients must stay finite."""
+"""Inputs for which naive routings give nan or inf. Each entry changes the inputs of a problem; results and gradients
+must be finite."""
 
 
 def _assert_same(actual: Capsules, expected: Capsules) -> None:
@@ -341,13 +354,13 @@ def _assert_same(actual: Capsules, expected: Capsules) -> None:
 
 
 def _with_offset(routing_map: RoutingMap, offset: list[float] | None) -> RoutingMap:
-    """The same map with ``offset`` added to that of every slot, or without any offset."""
+    """The same map with ``offset`` added to the offsets of all slots, or without offsets."""
     column = torch.zeros_like(routing_map.offset) if offset is None else routing_map.offset + torch.tensor(offset)
     tables = routing_map.children, routing_map.weight_of, column
     return RoutingMap.from_tables(*tables, routing_map.in_size, routing_map.out_size)
 
 
 def _has_children(routing_map: RoutingMap, poses: Tensor) -> Tensor:
-    """1 for parent locations with children, 0 for others, to be multiplied with [N, C, *out_size, 4]."""
+    """1 for parent locations with children, 0 for others, as a factor of [N, C, *out_size, 4]."""
     has = (routing_map.children >= 0).any(dim=1).to(poses.dtype)
     return has.reshape(routing_map.out_size)[..., None]

@@ -1,7 +1,7 @@
-"""What is true of dynamic routing, as checks of a route on a problem.
+"""Properties of dynamic routing, as checks of a route on a problem.
 
 A route is a function ``route(poses, weight, routing_map, routing, priors)`` with the shapes of
-:func:`tritoncaps.functional.dynamic_routing`. The checks are run by `testing.verify`, as those of EM routing are.
+:func:`tritoncaps.functional.dynamic_routing`. `testing.verify` runs the checks, as for EM routing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ VectorRoute = Callable[..., Tensor]
 
 
 class VectorInputs(NamedTuple):
-    """The tensors of a dynamic routing."""
+    """The inputs of dynamic routing.
+
+    Attributes:
+        poses: the children's vectors.
+        weight: transformation matrices.
+        priors: initial logits.
+
+    Shape:
+        - poses: [N, B, *in_size, D], weight: [K, B, C, D, E], priors: [K, B, C]
+    """
 
     poses: Tensor
     weight: Tensor
@@ -34,7 +43,20 @@ class VectorInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class VectorProblem:
-    """N ``images`` of ``in_caps`` types with ``in_dim`` numbers, routed to ``out_caps`` types with ``out_dim``."""
+    """A problem of dynamic routing.
+
+    Args:
+        routing_map: which child feeds which parent.
+        routing: the options.
+        images: number of images.
+        in_caps: child types.
+        out_caps: parent types.
+        in_dim: entries of a child's vector.
+        out_dim: entries of a parent's vector.
+        seed: random seed of the tensors.
+        layout: memory layout of the poses.
+        case: a name in :data:`VECTOR_HARD_CASES`, or None.
+    """
 
     routing_map: RoutingMap
     routing: DynamicRouting = field(default_factory=DynamicRouting)
@@ -45,14 +67,29 @@ class VectorProblem:
     out_dim: int = 5
     seed: int = 0
     layout: str = "contiguous"
-    case: str | None = None  # of VECTOR_HARD_CASES
+    case: str | None = None
 
     def but(self, **changes: Any) -> VectorProblem:
-        """The same problem, except for ``changes``."""
+        """Copy the problem with some changes.
+
+        Args:
+            **changes: new values of fields.
+
+        Returns:
+            The changed problem.
+        """
         return replace(self, **changes)
 
     def inputs(self, dtype: torch.dtype = torch.float64, requires_grad: bool = False) -> VectorInputs:
-        """The tensors: the same numbers in every dtype, rounded."""
+        """The tensors of the problem. They are the same numbers in every dtype, up to rounding.
+
+        Args:
+            dtype: dtype of the tensors.
+            requires_grad: whether the tensors need gradients.
+
+        Returns:
+            The inputs.
+        """
         generator = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int) -> Tensor:
@@ -71,13 +108,30 @@ class VectorProblem:
         return VectorInputs(*(x.detach().requires_grad_(requires_grad) for x in laid_out))
 
     def solve(self, route: VectorRoute, inputs: VectorInputs) -> Tensor:
-        """The parents of ``inputs`` by ``route``."""
+        """Run a route.
+
+        Args:
+            route: the routing to test.
+            inputs: the tensors.
+
+        Returns:
+            The parents.
+        """
         poses, weight, priors = inputs
         return route(poses, weight, routing_map=self.routing_map, routing=self.routing, priors=priors)
 
 
 def vector_problems(max_types: int = 9, small: bool = False) -> st.SearchStrategy[VectorProblem]:
-    """Whole problems, with every option of DynamicRouting; sizes of poses cross every edge of a tile."""
+    """A hypothesis strategy for problems of dynamic routing, with all options. Poses are smaller and larger than the
+    tiles of the kernels.
+
+    Args:
+        max_types: largest number of capsule types.
+        small: generate problems with few edges, for kernels that run in an interpreter.
+
+    Returns:
+        The strategy.
+    """
     routings = st.builds(
         DynamicRouting,
         iterations=st.integers(1, 4),
@@ -102,7 +156,16 @@ def vector_problems(max_types: int = 9, small: bool = False) -> st.SearchStrateg
 def vector_gradients(
     problem: VectorProblem, route: VectorRoute, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """The parents and the gradients of all inputs, by name, for a cotangent drawn from the problem's seed."""
+    """The parents and the gradients of all inputs, for a random cotangent.
+
+    Args:
+        problem: the problem; its seed determines the cotangent.
+        route: the routing to test.
+        dtype: dtype of the inputs.
+
+    Returns:
+        Tensors by name.
+    """
     inputs = problem.inputs(dtype, requires_grad=True)
     parents = problem.solve(route, inputs)
     grads = torch.autograd.grad(parents, inputs, _cotangent(problem, parents))
@@ -110,15 +173,15 @@ def vector_gradients(
 
 
 def equals_the_reference(route: VectorRoute, problem: VectorProblem) -> None:
-    """The parents and all gradients, in float64."""
+    """The parents and all gradients equal those of the reference, in float64."""
     expected = vector_gradients(problem, reference.dynamic_routing)
     for name, value in vector_gradients(problem, route).items():
         assert_close(name, value, expected[name], 1e-10)
 
 
 def is_as_exact_as_plain_torch(route: VectorRoute, problem: VectorProblem) -> None:
-    """In float32, at most twice as wrong as the reference in float32; for up to two iterations, as the third
-    multiplies rounding errors of either by large factors, whichever code made them."""
+    """In float32, errors are at most twice those of the reference in float32. Only for one or two iterations: the third
+    one multiplies the rounding errors of both by large factors."""
     problem = problem.but(routing=replace(problem.routing, iterations=min(problem.routing.iterations, 2)))
     exact = vector_gradients(problem, reference.dynamic_routing)
     plain = vector_gradients(problem, reference.dynamic_routing, torch.float32)
@@ -141,7 +204,7 @@ def follows_the_order_of_parent_types(route: VectorRoute, problem: VectorProblem
 
 
 def turns_with_its_votes(route: VectorRoute, problem: VectorProblem) -> None:
-    """Votes that are all turned by an orthogonal matrix turn the parents, and change nothing else."""
+    """If an orthogonal matrix rotates all votes, it rotates the parents, and changes nothing else."""
     poses, weight, priors = problem.inputs()
     generator = torch.Generator().manual_seed(problem.seed)
     turn, _ = torch.linalg.qr(torch.randn(problem.out_dim, problem.out_dim, generator=generator).double())
@@ -150,7 +213,7 @@ def turns_with_its_votes(route: VectorRoute, problem: VectorProblem) -> None:
 
 
 def needs_differences_of_priors_only(route: VectorRoute, problem: VectorProblem) -> None:
-    """A number added to all first logits of a child changes nothing (without a rival whose logit stays zero)."""
+    """Adding a number to all initial logits of a child changes nothing, without "none of the above"."""
     problem = problem.but(routing=replace(problem.routing, none_of_the_above=False))
     poses, weight, priors = problem.inputs()
     shift = torch.linspace(-2, 3, problem.in_caps).double()[:, None]
@@ -159,8 +222,8 @@ def needs_differences_of_priors_only(route: VectorRoute, problem: VectorProblem)
 
 
 def breaks_where_the_reference_does(route: VectorRoute, problem: VectorProblem) -> None:
-    """One nan or inf among the poses: the same numbers of the same capsules are not finite, no gradient is finite where
-    the reference's is not, and nothing changes in other images."""
+    """With one nan or inf in the poses, the same outputs as in the reference are not finite, no gradient is finite
+    where the reference's is not, and the other images do not change."""
     dtype = (torch.float64, torch.float32)[problem.seed % 2]
     problem = problem.but(images=problem.images + 1, layout="contiguous")
     sound = problem.inputs(dtype)
@@ -183,9 +246,9 @@ def makes_parents_shorter_than_one(route: VectorRoute, problem: VectorProblem) -
 
 
 def knows_edges_not_convolutions(route: VectorRoute, problem: VectorProblem) -> None:
-    """The same edges, listed one by one, give the same result."""
+    """A graph with the same edges gives the same result."""
     original = problem.routing_map
-    if original.num_edges == 0:  # a strided kernel may see padding only
+    if original.num_edges == 0:  # the windows of a strided kernel may contain only padding
         return
     pairs = [(int(c), p, s) for p, row in enumerate(original.children) for s, c in enumerate(row) if c >= 0]
     children, parents, slots = (list(x) for x in zip(*pairs, strict=True))
@@ -203,7 +266,7 @@ def knows_edges_not_convolutions(route: VectorRoute, problem: VectorProblem) -> 
 
 
 def computes_only_what_is_asked(route: VectorRoute, problem: VectorProblem) -> None:
-    """Each input's gradient alone is what it is among the others."""
+    """The gradient of one input alone is the same as with those of the other inputs."""
     everything = vector_gradients(problem, route)
     for index, name in enumerate(VectorInputs._fields):
         inputs = problem.inputs()
@@ -236,7 +299,7 @@ def gives_the_same_bits_again(route: VectorRoute, problem: VectorProblem) -> Non
 
 
 def routes_every_image_alone(route: VectorRoute, problem: VectorProblem) -> None:
-    """Splitting a batch changes no bit of an image's parents or gradients, even if another image is nan."""
+    """The parents and gradients of an image are the same bits, alone or in a batch, even if another image is nan."""
     problem = problem.but(images=3, layout="contiguous")
     poses, weight, priors = problem.inputs(torch.float32)
     broken = poses.clone()
@@ -264,10 +327,10 @@ VECTOR_CHECKS: tuple[Callable[[VectorRoute, VectorProblem], None], ...] = (
     passes_gradcheck,
     survives_an_empty_batch,
 )
-"""True of dynamic routing."""
+"""Checks for dynamic routing."""
 
 VECTOR_KERNEL_CHECKS = (gives_the_same_bits_again, routes_every_image_alone)
-"""What a kernel that owns its order of summation promises on top."""
+"""Checks for kernels with a fixed order of summation."""
 
 
 VECTOR_HARD_CASES: dict[str, Callable[[VectorInputs], VectorInputs]] = {
@@ -279,11 +342,11 @@ VECTOR_HARD_CASES: dict[str, Callable[[VectorInputs], VectorInputs]] = {
     "poses of 1e-20": lambda x: x._replace(poses=x.poses * 1e-20),
     "priors of 1e4": lambda x: x._replace(priors=x.priors * 1e4),
 }
-"""Inputs that break naive routings: results and gradients must stay finite."""
+"""Inputs for which naive routings give nan or inf: results and gradients must be finite."""
 
 
 DECIDED_BY_ROUNDING = ("poses of 1e4", "priors of 1e4")
-"""Of these hard cases, rounding decides which parent wins a child: two correct kernels need not agree."""
+"""Hard cases in which rounding errors decide which parent gets a child: two correct kernels may differ."""
 
 
 def _with_pose_gradient(problem: VectorProblem, route: VectorRoute, inputs: VectorInputs) -> tuple[Tensor, Tensor]:

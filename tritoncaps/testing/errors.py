@@ -1,4 +1,4 @@
-"""Comparisons that say how wrong and where."""
+"""Comparisons of tensors. Their messages contain the largest error and its position."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Values that should be zero are sums whose terms cancel: their rounding errors are relative to terms of this size.
+# Values that should be zero are sums of terms that cancel: their rounding errors are relative to terms of this size.
 LEAST_SCALE = 1e-5
 
 
 def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-7) -> None:
-    """The largest error is at most ``tolerance`` times the largest expected value, however small that is.
+    """Assert that the largest error is at most ``tolerance`` times the largest expected value, or times 1e-5 if all
+    expected values are smaller than that.
 
-    Where all expected values are below `LEAST_SCALE`, it is at most ``tolerance`` times that.
+    Args:
+        name: name of the value in the message.
+        actual: the computed tensor.
+        expected: the correct tensor.
+        tolerance: allowed relative error.
+
+    Shape:
+        - actual and expected: the same shape
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import testing
+        >>> testing.assert_close("poses", torch.tensor([1.0 + 1e-8]), torch.tensor([1.0]))
     """
     error, report = _error(name, actual, expected)
     allowed = tolerance * max(LEAST_SCALE, _largest(expected))
@@ -22,10 +35,18 @@ def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float =
 
 
 def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, floor: float | None = None) -> None:
-    """``actual`` is at most twice as wrong as ``plain``, plain torch at the same dtype; ``exact`` is float64.
+    """Assert that the largest error of ``actual`` is at most twice that of ``plain``, up to rounding.
 
-    ``floor`` is what rounding alone may cost, relative to the largest value, or to one, the scale of the terms whose
-    sum a small value is; default: 32 units in the last place. Small values are for `assert_close`, in float64.
+    Args:
+        name: name of the value in the message.
+        actual: the computed tensor.
+        plain: the result of plain torch in the same dtype.
+        exact: the result in float64.
+        floor: error that rounding may cause in addition, relative to the largest value or to one; default: 32 units in
+            the last place.
+
+    Shape:
+        - actual, plain and exact: the same shape
     """
     floor = 32 * torch.finfo(plain.dtype).eps if floor is None else floor
     error, report = _error(name, actual, exact)
@@ -37,8 +58,8 @@ def assert_as_good_as(name: str, actual: Tensor, plain: Tensor, exact: Tensor, f
 def assert_broken_alike(
     names: Sequence[str], found: Sequence[Tensor], expected: Sequence[Tensor], before: Sequence[Tensor], image: int
 ) -> None:
-    """``found`` and ``expected`` are what a route and the reference make of inputs with a nan in ``image``, ``before``
-    is what the route makes of the same inputs without it."""
+    """Compare the non-finite values of a route (``found``) and of the reference (``expected``) for inputs with a nan in
+    ``image``. ``before`` is the result of the route for the same inputs without the nan."""
     for name, mine, theirs, sound in zip(names, found, expected, before, strict=True):
         hidden = mine.isfinite() & ~theirs.isfinite()
         assert not hidden.any(), f"{name} is finite where the reference's is not, at {hidden.nonzero()[0].tolist()}"

@@ -1,4 +1,4 @@
-"""A routing problem: sizes, a map, options, a seed and a memory layout; its tensors are made from these."""
+"""A routing problem: sizes, a map, options, a seed and a memory layout. They determine its tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from tritoncaps.routing import EMRouting
 from tritoncaps.routing_map import RoutingMap
 
 Route = Callable[..., Capsules]
-"""A routing to test: a function that takes what `functional.em_routing` takes, and returns Capsules."""
+"""A routing to test: a function with the arguments of `functional.em_routing` that returns Capsules."""
 LAYOUTS = ("contiguous", "types last", "sliced", "expanded")
 
 
 @cache
 def inputs_of(names: tuple[str, ...]) -> Any:
-    """A named tuple of a routing's tensors, in the order in which a route takes them: ``poses``, ``activations``,
-    ``weight``, and the routing's parameters."""
+    """The class of named tuples of a routing's tensors, in the order in which a route takes them: ``poses``,
+    ``activations``, ``weight``, and the parameters of the routing.
+
+    Args:
+        names: names of the parameters.
+
+    Returns:
+        The class.
+    """
     return namedtuple("Inputs", ("poses", "activations", "weight", *names))
 
 
@@ -34,10 +41,26 @@ Inputs = inputs_of(EMRouting.parameter_names)
 
 @dataclass(frozen=True)
 class Problem:
-    """N ``images`` of ``in_caps`` types, routed to ``out_caps`` types over ``routing_map``."""
+    """A problem of a mixture routing.
+
+    Args:
+        routing_map: which child feeds which parent.
+        routing: a MixtureRouting.
+        images: number of images.
+        in_caps: child types.
+        out_caps: parent types.
+        seed: random seed of the tensors.
+        layout: memory layout of poses and activations.
+
+    Example:
+        >>> from tritoncaps import RoutingMap, testing
+        >>> problem = testing.Problem(RoutingMap.full((2, 2)))
+        >>> problem.solve(testing.route_on("reference"), problem.inputs()).poses.shape
+        torch.Size([2, 4, 4, 4])
+    """
 
     routing_map: RoutingMap
-    routing: Any = field(default_factory=EMRouting)  # a MixtureRouting
+    routing: Any = field(default_factory=EMRouting)
     images: int = 2
     in_caps: int = 3
     out_caps: int = 4
@@ -45,11 +68,26 @@ class Problem:
     layout: str = "contiguous"
 
     def but(self, **changes: Any) -> Problem:
-        """The same problem, except for ``changes``."""
+        """Copy the problem with some changes.
+
+        Args:
+            **changes: new values of fields.
+
+        Returns:
+            The changed problem.
+        """
         return replace(self, **changes)
 
     def inputs(self, dtype: torch.dtype = torch.float64, requires_grad: bool = False) -> Any:
-        """The tensors: the same numbers in every dtype, rounded."""
+        """The tensors of the problem. They are the same numbers in every dtype, up to rounding.
+
+        Args:
+            dtype: dtype of the tensors.
+            requires_grad: whether the tensors need gradients.
+
+        Returns:
+            The inputs.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         children = (self.images, self.in_caps, *self.routing_map.in_size)
 
@@ -67,12 +105,27 @@ class Problem:
         return inputs_of(self.routing.parameter_names)(*(x.requires_grad_(requires_grad) for x in laid_out))
 
     def solve(self, route: Route, inputs: Any) -> Capsules:
-        """The parents of ``inputs`` by ``route``."""
+        """Run a route.
+
+        Args:
+            route: the routing to test.
+            inputs: the tensors.
+
+        Returns:
+            The parents.
+        """
         return route(*inputs, routing_map=self.routing_map, routing=self.routing)
 
 
 def route_on(backend: str | None) -> Route:
-    """The route of a layer with that backend, for any routing of matrix capsules."""
+    """The route of this library on a backend, for any routing of matrix capsules.
+
+    Args:
+        backend: "reference", "cpu" or "triton"; None: chosen by device.
+
+    Returns:
+        The route.
+    """
 
     def route(
         poses: Tensor, activations: Tensor, weight: Tensor, *given: Tensor, routing_map: RoutingMap, routing: Any
@@ -86,13 +139,29 @@ def route_on(backend: str | None) -> Route:
 def by_reference(
     poses: Tensor, activations: Tensor, weight: Tensor, *given: Tensor, routing_map: RoutingMap, routing: Any
 ) -> Capsules:
-    """The definition: `reference.mixture_routing`."""
+    """The route of the definition, :func:`tritoncaps.reference.mixture_routing`.
+
+    Args:
+        poses: the children's poses.
+        activations: the children's activations.
+        weight: transformation matrices.
+        *given: the parameters of the routing.
+        routing_map: which child feeds which parent.
+        routing: the routing.
+
+    Shape:
+        - poses: [N, B, *in_size, 4, 4], activations: [N, B, *in_size], weight: [K, B, C, 4, 4]
+        - result: poses [N, C, *out_size, 4, 4], activations [N, C, *out_size]
+
+    Returns:
+        The parents.
+    """
     parameters = dict(zip(routing.parameter_names, given, strict=True))
     return reference.mixture_routing(poses, activations, weight, parameters, routing_map, routing)
 
 
 def lay_out(x: Tensor, layout: str) -> Tensor:
-    """The same shape (and, but for "expanded", the same numbers) in another order in memory."""
+    """A tensor of the same shape with another memory layout. Except for "expanded", the numbers are the same."""
     if layout == "types last":
         return x.movedim(1, -1).contiguous().movedim(-1, 1)
     if layout == "sliced":
@@ -105,7 +174,7 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
 
 
 def break_a_number(x: Tensor, seed: int) -> tuple[tuple[int, ...], Tensor]:
-    """A copy with a nan, inf or -inf at some place, and the place."""
+    """A random position, and a copy of ``x`` with nan, inf or -inf at this position."""
     generator = torch.Generator().manual_seed(seed)
     place = tuple(int(torch.randint(size, (), generator=generator)) for size in x.shape)
     broken = x.detach().clone()
@@ -114,7 +183,16 @@ def break_a_number(x: Tensor, seed: int) -> tuple[tuple[int, ...], Tensor]:
 
 
 def gradients(problem: Problem, route: Route, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Outputs and the gradients of all inputs, by name, for cotangents drawn from the problem's seed."""
+    """Outputs and the gradients of all inputs, for random cotangents.
+
+    Args:
+        problem: the problem; its seed determines the cotangents.
+        route: the routing to test.
+        dtype: dtype of the inputs.
+
+    Returns:
+        Tensors by name.
+    """
     inputs = problem.inputs(dtype, requires_grad=True)
     capsules = problem.solve(route, inputs)
     generator = torch.Generator().manual_seed(problem.seed + 1)

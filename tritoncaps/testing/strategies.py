@@ -1,4 +1,4 @@
-"""Hypothesis strategies for maps, options and whole problems. Sizes of 1 to 9 cross every edge of a tile."""
+"""Hypothesis strategies for maps, options and problems. Sizes of 1 to 9 are below and above the kernels' tile sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from tritoncaps.testing.problems import LAYOUTS, Problem
 
 
 def routing_maps(small: bool = False) -> st.SearchStrategy[RoutingMap]:
-    """Convolutions in 1, 2 and 3 dimensions, class capsules with and without coordinates, and graphs.
+    """A strategy for maps: convolutions in 1, 2 and 3 dimensions, class capsules with and without coordinates, graphs.
 
-    ``small`` maps have few edges, for kernels that run in an interpreter.
+    Args:
+        small: generate maps with few edges, for kernels that run in an interpreter.
+
+    Returns:
+        The strategy.
     """
     sides = st.lists(st.integers(1, 2 if small else 4), max_size=2 if small else 3)
     full = st.builds(RoutingMap.full, sides, st.booleans())
@@ -49,7 +53,7 @@ def graph_maps(draw: Callable, small: bool = False) -> RoutingMap:
 
 
 def em_routings() -> st.SearchStrategy[EMRouting]:
-    """Every option of EMRouting."""
+    """A strategy for EMRouting with all its options."""
     return st.builds(
         EMRouting,
         iterations=st.integers(1, 4),
@@ -61,7 +65,7 @@ def em_routings() -> st.SearchStrategy[EMRouting]:
 
 
 def vb_routings() -> st.SearchStrategy[VBRouting]:
-    """Every option of VBRouting."""
+    """A strategy for VBRouting with all its options."""
     return st.builds(
         VBRouting,
         iterations=st.integers(1, 4),
@@ -75,7 +79,7 @@ def vb_routings() -> st.SearchStrategy[VBRouting]:
 
 
 def mixture_options() -> dict[str, st.SearchStrategy]:
-    """What all mixture routings share, but the iterations."""
+    """Strategies for the options of all mixture routings, except the iterations, by name."""
     return {
         "competition": st.sampled_from(["global", "local"]),
         "gradient": st.sampled_from(["all", "last"]),
@@ -85,7 +89,16 @@ def mixture_options() -> dict[str, st.SearchStrategy]:
 def problems(
     max_types: int = 9, small: bool = False, routings: st.SearchStrategy[Any] | None = None
 ) -> st.SearchStrategy[Problem]:
-    """Whole problems of one to three images, with EM routings or those that are given."""
+    """A strategy for problems of one to three images.
+
+    Args:
+        max_types: largest number of capsule types.
+        small: generate problems with few edges, for kernels that run in an interpreter.
+        routings: a strategy for the routing; default: :func:`em_routings`.
+
+    Returns:
+        The strategy.
+    """
     return st.builds(
         Problem,
         routing_map=routing_maps(small),

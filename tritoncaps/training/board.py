@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run, if it is installed: curves, weights, the confusion of classes, and errors."""
+"""Writes a run for TensorBoard, if it is installed: curves, weights, the confusion matrix, and misclassified images."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 from tritoncaps.data import ImageSet, MultiMNIST
 from tritoncaps.training.evaluation import Evaluation
 
-SHOWN = 16  # images that are wrong
+SHOWN = 16  # misclassified images
 
 
 class Board:
-    """Scalars at any step; histograms and images at evaluations. Without TensorBoard, nothing."""
+    """Writes scalars at any step, and histograms and images at evaluations. Without TensorBoard it does nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._writer = _writer(folder)
@@ -30,7 +30,7 @@ class Board:
     def add_evaluation(
         self, kind: str, step: int, network: nn.Module, data: ImageSet | MultiMNIST, evaluation: Evaluation
     ) -> None:
-        """Histograms of the weights, the first images that are wrong, and which classes are taken for which."""
+        """Write histograms of the weights, the first misclassified images, and the confusion matrix."""
         if self._writer is None:
             return
         for name, weight in network.named_parameters():
@@ -40,7 +40,7 @@ class Board:
             images = data.__getitems__(wrong)[0]
             self._writer.add_images(f"{kind}/wrong", images if images.shape[1] == 3 else images[:, :1], step)
         if evaluation.confusion is not None and find_spec("matplotlib"):
-            from tritoncaps.training.pictures import confusion_figure  # reads metrics, as those write to a board
+            from tritoncaps.training.pictures import confusion_figure  # imported here to avoid a circular import
 
             figure = confusion_figure(evaluation.confusion.numpy(), data.classes)
             self._writer.add_figure(f"{kind}/confusion", figure, step)

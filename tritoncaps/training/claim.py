@@ -1,7 +1,7 @@
-"""A run's folder belongs to one process at a time. The claim ends with the process, however that ends.
+"""Only one process at a time may use the folder of a run. The claim ends when the process ends, even if it is killed.
 
-Where the system has no file locks, a file with the owner's name replaces the lock. After a crash it stays; it counts
-no longer if its owner is known to have ended, otherwise the message says which file to delete.
+Where the system has no file locks, a file with the name of the owner replaces the lock. This file stays after a crash.
+It is ignored if its owner has certainly ended; otherwise the error message names the file to delete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK, OWNER = ".lock", ".owner"
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without locks say
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # errors of file systems without locks
 
 _locked: set[int] = set()  # files that this process has locked
 
@@ -32,7 +32,7 @@ class FolderInUseError(ConfigError):
 
 
 class Claim:
-    """``folder``, made if it is not there. FolderInUseError names the process that uses it."""
+    """Claims ``folder`` for this process and creates it if necessary. FolderInUseError names another process there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Claim:
             raise ConfigError(f"the folder {folder} cannot be used: {error.strerror or error}") from None
 
     def release(self) -> None:
-        """A folder that was made here and is empty goes too."""
+        """End the claim. Remove the folder if the claim created it and it is empty."""
         if self._file is None:
             (self.folder / OWNER).unlink(missing_ok=True)
         else:
@@ -71,7 +71,7 @@ class Claim:
 
 
 def claim_new(path: Path) -> Claim:
-    """The folder ``path``, or the first of ``path``-2, ``path``-3, .. that does not exist yet."""
+    """Claim the folder ``path``, or the first of ``path``-2, ``path``-3, .. that does not exist yet."""
     number = 1
     while True:
         folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -81,11 +81,11 @@ def claim_new(path: Path) -> Claim:
                 claim = Claim(folder)
                 if {entry.name for entry in folder.iterdir()} <= {LOCK, OWNER}:
                     return claim
-                claim.release()  # another run came and went meanwhile
+                claim.release()  # another run has used the folder in the meantime
 
 
 def _lock(path: Path) -> int | None:
-    """The open file, locked, with this process's name in it; None where files cannot be locked."""
+    """Open and lock the file, and write the name of this process into it. None if files cannot be locked."""
     if fcntl is None:
         return None
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -106,7 +106,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _is(file: int, path: Path) -> bool:
-    """Is the locked file still there? Its last owner may have removed it just before it was locked."""
+    """True if the locked file is still there. Its last owner may have removed it just before this process locked it."""
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(file), os.stat(path)):
             return True
@@ -151,7 +151,7 @@ def _described(owner: dict[str, str | int]) -> str:
 
 
 def _has_ended(owner: dict[str, str | int]) -> bool:
-    """Is it certain? Processes of other machines, and on Windows, cannot be asked."""
+    """True if the owner has certainly ended. For processes on other machines, and on Windows, that is unknown."""
     process = owner.get("process")
     if os.name != "posix" or owner.get("host") != socket.gethostname() or not isinstance(process, int):
         return False
@@ -159,13 +159,13 @@ def _has_ended(owner: dict[str, str | int]) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # it is another user's
+    except PermissionError:  # the process belongs to another user
         pass
     return False
 
 
 def _forget() -> None:
-    """A forked process, such as one that loads images, must not keep the folder when its parent has ended."""
+    """Close the locks in a forked process, such as one that loads images, so that only the parent holds the folder."""
     for file in _locked:
         os.close(file)
     _locked.clear()

@@ -1,4 +1,4 @@
-"""All settings of a run, in one place: the command line, the configuration file and the checkpoint have these names."""
+"""All settings of a run. The command line, the configuration file and the checkpoint use these names."""
 
 from __future__ import annotations
 
@@ -16,84 +16,101 @@ LOSSES = ("auto", "spread", "margin", "cross-entropy", "logit-cross-entropy")
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used."""
+    """The value of a setting cannot be used."""
 
 
 def _setting(default: Any, help: str, choices: Collection | None = None, own: bool = False) -> Any:
-    """``own``: besides the choices, the name of a function of the user's."""
+    """A setting with its help text. ``own``: besides the choices, it may name a function of the user."""
     return field(default=default, metadata={"help": help, "choices": choices, "own": own})
 
 
 @dataclass(frozen=True)
 class Config:
-    """The defaults are those of "Matrix Capsules with EM Routing" where it names a figure."""
+    """The settings of a run. `tritoncaps train --help` and docs/training.md describe each of them.
+
+    The defaults are those of "Matrix Capsules with EM Routing", where the paper gives a number.
+
+    Raises:
+        ConfigError: if a setting has a wrong type or value.
+
+    Example:
+        >>> from tritoncaps.training import Config
+        >>> Config(data="mnist", epochs=2).batch_size
+        64
+    """
 
     data: str = _setting("toynorb", "data set", DATASETS, own=True)
     data_dir: str | None = _setting(None, "folder of the data files [TRITONCAPS_DATA, or the user's cache]")
-    mono: bool = _setting(False, "only the left image of stereo pairs")
+    mono: bool = _setting(False, "use only the left image of stereo pairs")
     novel: str = _setting("none", "train on a third of the views, test on all", ("none", "azimuth", "elevation"))
     limit: int | None = _setting(None, "train on this many images, chosen at random [all]")
     test_limit: int | None = _setting(None, "test on this many images, chosen at random [all]")
     validation: int = _setting(
-        0, "training images to hold out, to choose the best network on instead of the test images"
+        0, "number of training images to hold out; they choose the best network, instead of the test images"
     )
     validation_instances: int = _setting(
-        0, "objects of each class to hold out with all their images, to choose on: they are new to the network"
+        0, "number of objects of each class to hold out with all their images, which choose the best network"
     )
-    final_test: bool = _setting(True, "test the best network on the test images when a run with held-out images ends")
-    standardise: str = _setting("auto", "images of mean 0 and variance 1", ("auto", "crop", "image", "none"))
-    standardise_channels: bool = _setting(False, "standardise each channel (each eye) by itself")
+    final_test: bool = _setting(
+        True, "at the end of a run with held-out images, test the best network on the test images"
+    )
+    standardise: str = _setting(
+        "auto", "scale images or crops to mean 0 and variance 1", ("auto", "crop", "image", "none")
+    )
+    standardise_channels: bool = _setting(False, "standardise each channel (each eye) separately")
     jitter: str = _setting(
         "auto",
-        "brightness and contrast: last, on what is standardised (the papers), or first (the authors' code)",
+        "random brightness and contrast: last, after standardisation (the papers), or first (the authors' code)",
         ("auto", "last", "first", "none"),
     )
-    rotation: float = _setting(0.0, "turn training images by up to this many degrees")
-    scaling: float = _setting(0.0, "scale training images by factors of 1 - X to 1 + X")
-    edge_padding: int = _setting(0, "pixels by which the images' edges are repeated, before they are cropped at random")
-    crops: int = _setting(1, "crops of each test image whose predictions are averaged", tuple(CROPS))
+    rotation: float = _setting(0.0, "rotate training images at random by up to this many degrees")
+    scaling: float = _setting(0.0, "scale training images by random factors of 1 - X to 1 + X")
+    edge_padding: int = _setting(0, "before the random crop, pad images by this many pixels that repeat the edge")
+    crops: int = _setting(1, "number of crops of each test image; their predictions are averaged", tuple(CROPS))
 
     model: str = _setting("matrix-capsnet-small", "network", NETWORKS, own=True)
     iterations: int = _setting(3, "routing iterations")
     routing: str = _setting("em", "EM or variational Bayes routing of matrix capsules", ("em", "vb"))
     competition: str = _setting(
-        "global", "matrix capsules: all parents of a child compete for it, or the types at one position", COMPETITIONS
+        "global",
+        "matrix capsules: all parents of a child compete for it, or only the types at one position",
+        COMPETITIONS,
     )
-    final_lambda: float | None = _setting(None, "EM routing: what the inverse temperature tends to [1]")
+    final_lambda: float | None = _setting(None, "EM routing: limit of the inverse temperature [1]")
     capsule_norm: bool | None = _setting(None, "batch normalisation of capsules [only in tiny-capsnet]")
-    capsule_dropout: float = _setting(0.0, "probability that a capsule before the last layer is silent in training")
-    primary_bias: float = _setting(0.0, "of the logits of primary activations, at the start; the authors' code: -1")
-    backend: str | None = _setting(None, "kernels [by device]", ("reference", "cpu", "triton"))
+    capsule_dropout: float = _setting(0.0, "probability that a capsule before the last layer is dropped in training")
+    primary_bias: float = _setting(0.0, "initial bias of the logits of primary activations; the authors' code: -1")
+    backend: str | None = _setting(None, "kernels [chosen by device]", ("reference", "cpu", "triton"))
 
-    loss: str = _setting("auto", "loss; auto: the network's own", LOSSES, own=True)
-    mixup: float = _setting(0.0, "mix pairs of images by shares of Beta(X, X); 0: none")
-    margin: str = _setting("linear", "schedule of the spread loss's margin", ("linear", "sigmoid", "fixed"))
+    loss: str = _setting("auto", "loss; auto: chosen by the network", LOSSES, own=True)
+    mixup: float = _setting(0.0, "mixup: mix pairs of images with weights from Beta(X, X); 0: none")
+    margin: str = _setting("linear", "schedule of the margin of the spread loss", ("linear", "sigmoid", "fixed"))
     margin_steps: int | None = _setting(None, "steps of that schedule [half of the run; the paper: 50000]")
-    reconstruction: float = _setting(0.0005, "weight of the decoder's squared error, for networks that have one")
+    reconstruction: float = _setting(0.0005, "weight of the decoder's squared error, for networks with a decoder")
 
     epochs: int = _setting(10, "passes over the training images")
     steps: int | None = _setting(None, "optimiser steps, instead of epochs")
-    batch_size: int = _setting(64, "images of a step, over all devices")
-    accumulate: int = _setting(1, "parts that a device's share of a batch is computed in, to save memory")
+    batch_size: int = _setting(64, "images of a step, on all devices together")
+    accumulate: int = _setting(1, "compute the batch of a device in this many parts, to save memory")
     lr: float = _setting(3e-3, "learning rate of Adam")
     lr_schedule: str = _setting(
         "exponential",
-        "how it decays; cosine: to 0 at the end; tail: constant, then a cosine to 0",
+        "decay of the learning rate; cosine: to 0 at the end; tail: constant, then a cosine to 0",
         ("exponential", "cosine", "tail"),
     )
-    lr_tail: float = _setting(0.4, "share of the run in which the schedule tail decays")
+    lr_tail: float = _setting(0.4, "fraction of the run in which the schedule tail decays")
     lr_decay: float = _setting(0.96, "factor of the exponential schedule")
-    lr_decay_steps: int = _setting(20_000, "steps in which this factor is reached")
+    lr_decay_steps: int = _setting(20_000, "steps after which the learning rate has decayed by this factor")
     weight_decay: float = _setting(2e-7, "weight of the L2 penalty")
-    ema: float = _setting(0.0, "decay of a moving average of the weights, which is then tested; 0: none")
+    ema: float = _setting(0.0, "decay of a moving average of the weights; the average is evaluated; 0: none")
     patience: int = _setting(0, "stop after this many evaluations without a better accuracy; 0: never")
-    stop_at: float = _setting(0.0, "stop when an evaluation has this accuracy, such as 0.9; 0: never")
+    stop_at: float = _setting(0.0, "stop when an evaluation reaches this accuracy, such as 0.9; 0: never")
 
     device: str = _setting("auto", "cpu, cuda, cuda:1, .. [a GPU if there is one]")
     amp: str = _setting("none", "mixed precision", ("none", "bfloat16", "float16"))
     compile: bool = _setting(False, "torch.compile the network")
     workers: int = _setting(0, "processes that load images")
-    seed: int = _setting(0, "of weights, order and augmentation")
+    seed: int = _setting(0, "random seed of weights, order and augmentation")
 
     out: str | None = _setting(None, "folder of the run [runs/DATA-MODEL, numbered]")
     checkpoint_every: int = _setting(500, "steps between checkpoints")
@@ -140,13 +157,13 @@ class Config:
             raise ConfigError(f"{flag(key)} must be at least {least}, but it is {value}")
 
     def to_toml(self) -> str:
-        """Settings that are None are left out; TOML has no word for it."""
+        """The settings as TOML. Settings that are None are omitted, because TOML has no None."""
         pairs = ((name, value) for name, value in asdict(self).items() if value is not None)
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in pairs)
 
 
 def is_own(name: str) -> bool:
-    """Is it the name of a function of the user's, ``package.module:function``?"""
+    """True if it names a function of the user, ``package.module:function``."""
     return ":" in name
 
 
@@ -155,7 +172,22 @@ def flag(name: str) -> str:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The settings in a TOML or YAML file."""
+    """Read the settings in a TOML or YAML file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The settings by name; pass them to :class:`Config`.
+
+    Raises:
+        ConfigError: if the file cannot be read, or there is no such setting.
+
+    Example:
+        >>> from tritoncaps.training import Config, read_config
+        >>> Config(**read_config("docs/recipes/mnist-capsnet.toml")).model  # doctest: +SKIP
+        'capsnet'
+    """
     path = Path(path)
     try:
         content = path.read_text()
@@ -184,18 +216,18 @@ def _parse_yaml(path: Path, content: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        raise ConfigError(f"--config {path}: YAML needs the package PyYAML; TOML needs none") from None
+        raise ConfigError(f"--config {path}: YAML needs the package PyYAML; TOML needs no package") from None
     try:
         settings = yaml.safe_load(content)
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"--config {path} must hold names and values")
+        raise ConfigError(f"--config {path} must contain names and values")
     return settings
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """``value`` as a ``kind`` such as float or int | None; whole numbers may stand for numbers."""
+    """Check that ``value`` is of type ``kind``, such as float or int | None. An int is accepted for a float."""
     kinds = get_args(kind) or (kind,)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

@@ -1,4 +1,4 @@
-"""One process for each device, started by torchrun; without it, a world of one."""
+"""Distributed training: torchrun starts one process for each device. Without torchrun there is one process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class World(NamedTuple):
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all processes."""
+        """The sum over all processes."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def agree(self, text: Callable[[], str]) -> str:
-        """What the main process finds; a ConfigError that it finds instead is raised in all."""
+        """Call ``text`` in the main process and return its result in all processes. A ConfigError is raised in all."""
         box: list[str | ConfigError] = [""]
         if self.is_main:
             try:
@@ -44,20 +44,20 @@ class World(NamedTuple):
         return box[0]
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """The main process's values go to all."""
+        """Copy the values of the main process to all processes."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
 
 def is_main() -> bool:
-    """Is this the only process, or the first of those that torchrun started? It is the one that prints."""
+    """True in the main process, which prints: the only process, or the first one that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", 0)) <= 1 or int(os.environ.get("RANK", 0)) == 0
 
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """What torchrun says in the environment: rank, number of processes and this process's GPU."""
+    """The rank, the number of processes and the device of this process, from the environment that torchrun sets."""
     size, rank, local = (int(os.environ.get(name, 0)) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if size <= 1:
         yield World(0, 1, choose_device(device))
@@ -80,5 +80,5 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:NUMBER, but it is {name!r}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(f"--device {name} does not exist: torch finds {torch.cuda.device_count()} CUDA devices")
     return device

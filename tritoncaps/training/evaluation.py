@@ -1,4 +1,4 @@
-"""How good a network is on a data set: accuracy, confusion of classes, and accuracy by any factor of variation."""
+"""Evaluation of a network on a data set: accuracy, confusion matrix, and accuracy by factors of variation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,33 @@ BATCH = 128
 
 
 class Evaluation(NamedTuple):
-    """``right`` [N]: which images are; ``confusion`` [true, predicted] counts; None where images have two classes."""
+    """The result of an evaluation.
+
+    Attributes:
+        accuracy: fraction of images that are classified correctly.
+        right: whether each image is classified correctly.
+        confusion: number of images for each pair of true and predicted class; None if images have two classes.
+
+    Shape:
+        - right: bool [N], confusion: int64 [classes, classes]
+    """
 
     accuracy: float
     right: Tensor
     confusion: Tensor | None
 
     def by(self, values: Tensor) -> dict[int, float]:
-        """Accuracy for each value of a factor [N]."""
+        """Accuracy for each value of a factor.
+
+        Args:
+            values: the value of the factor for each image.
+
+        Shape:
+            - values: [N]
+
+        Returns:
+            The accuracy by value.
+        """
         return {int(v): self.right[values == v].float().mean().item() for v in values.unique()}
 
 
@@ -39,7 +58,32 @@ def evaluate(
     amp: str = "none",
     workers: int = 0,
 ) -> Evaluation:
-    """All images, in turn over all processes; predictions are averaged over ``crops``."""
+    """Evaluate a network on all images. Under torchrun, each process evaluates a part of them.
+
+    Args:
+        network: a network from images to scores or class capsules.
+        data: the images and labels.
+        pipeline: preprocessing of the images.
+        world: the processes and the device of this process.
+        crops: number of crops of each image, whose predictions are averaged.
+        amp: mixed precision: "none", "bfloat16" or "float16".
+        workers: number of processes that load images.
+
+    Returns:
+        The accuracy, and the result for each image.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps.data import ImageSet, Pipeline
+        >>> from tritoncaps.training import evaluate
+        >>> from tritoncaps.training.distributed import world
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+        >>> images, labels = torch.randint(256, (10, 1, 8, 8), dtype=torch.uint8), torch.zeros(10, dtype=torch.int64)
+        >>> with world("cpu") as one_process:
+        ...     result = evaluate(network, ImageSet(images, labels, ("cat", "dog")), Pipeline(), one_process)
+        >>> result.right.shape, int(result.confusion.sum())
+        (torch.Size([10]), 10)
+    """
     was_training = network.training
     network.eval()
     right = torch.zeros(len(data), dtype=torch.long, device=world.device)
@@ -82,5 +126,5 @@ def _batches(data: Dataset, world: World, workers: int) -> Iterator[tuple[Tensor
 
 
 def as_it_is(batch: Any) -> Any:
-    """Data sets give whole batches: there is nothing to collate."""
+    """The collate function: data sets return whole batches already."""
     return batch

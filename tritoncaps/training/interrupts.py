@@ -1,4 +1,4 @@
-"""Ctrl-C and a scheduler's SIGTERM: the loop is asked to end; it saves and does."""
+"""Ctrl-C and a scheduler's SIGTERM: the training loop finishes its step, saves the run and ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-ANSWER = b"\ninterrupted: the run is saved after this step and ends; Ctrl-C again ends it without saving\n"
+ANSWER = b"\ninterrupted: the run ends after this step and is saved; press Ctrl-C again to end it without saving\n"
 
 
 class Interrupts:
-    """Inside, ``asked`` becomes True at the first signal; a second Ctrl-C raises KeyboardInterrupt as usual."""
+    """A context in which the first signal sets ``asked``. A second Ctrl-C raises KeyboardInterrupt as usual."""
 
     def __init__(self, quiet: bool = True) -> None:
         self.asked = False
@@ -33,7 +33,7 @@ class Interrupts:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, the first signal raises KeyboardInterrupt too: for work that can be done again."""
+        """A context in which the first signal also raises KeyboardInterrupt, for work that can be repeated later."""
         if self.asked:
             raise KeyboardInterrupt
         self._at_once = True
@@ -47,4 +47,4 @@ class Interrupts:
         if self._at_once or (again and number == signal.SIGINT):
             raise KeyboardInterrupt
         if not self._quiet and not again:
-            os.write(2, ANSWER)  # print() must not be called while it is at work
+            os.write(2, ANSWER)  # not print(), which the signal may have interrupted

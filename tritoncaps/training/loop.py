@@ -1,7 +1,7 @@
 """The training loop.
 
-Everything random in a step is drawn from (seed, step, process), and a checkpoint holds all that a step needs. So a run
-that was killed goes on as if nothing had happened: on a CPU, bit for bit.
+All random numbers of a step depend only on (seed, step, process), and a checkpoint contains the whole state of a run.
+So a run that was killed and resumed gives the same result as an uninterrupted one: on a CPU, bit for bit.
 """
 
 from __future__ import annotations
@@ -42,15 +42,24 @@ from tritoncaps.training.task import Data, build_network, load_splits, loss_of, 
 
 
 class DivergedError(RuntimeError):
-    """The loss or a weight is no longer a number."""
+    """The loss or a weight is not finite."""
 
 
 class Result(NamedTuple):
-    """How a run ended: "finished", "early stop" or "interrupted".
+    """The result of a run.
 
-    ``accuracy`` is that of the last weights on the held-out images if there are any, otherwise on the test images:
-    ``evaluated_on`` says which. ``test_accuracy`` is on the test images; with held-out images, of the network that is
-    best on these. It is not a number for an interrupted run and for one without a final test.
+    Attributes:
+        reason: why the run ended: "finished", "early stop" or "interrupted".
+        folder: folder of the run.
+        step: number of training steps.
+        accuracy: accuracy of the last weights, on the held-out images if there are any, otherwise on the test images.
+        best_accuracy: the best accuracy of all evaluations.
+        seconds: time of training, without evaluations.
+        images_per_second: speed of training.
+        evaluation: the last evaluation; None if the run ended before the first one.
+        evaluated_on: "validation" (held-out images) or "test".
+        test_accuracy: accuracy on the test images; if there are held-out images, of the network that is best on them.
+            nan for an interrupted run and for a run without a final test.
     """
 
     reason: str
@@ -74,16 +83,34 @@ def train(
     data: LoadData | None = None,
     loss: Loss | None = None,
 ) -> Result:
-    """Train a network as ``config`` says. ``resume``: go on with the run in ``config.out``.
+    """Train a network.
 
-    Functions of your own take the place of names in ``config``, which are then those of the functions:
+    ``network``, ``data`` and ``loss`` are functions of your own. They replace the model, the data and the loss that
+    ``config`` names.
 
-    network(task, iterations, backend)  gives a module. It takes images [N, channels, height, width] of the
-                                        :class:`Task`, and gives scores [N, classes] or Capsules of the classes.
-    data(split, folder)                 gives the "train" or "test" images as an ImageSet, or an ImageSet and the
-                                        Pipeline for its images. The folder is that of ``config.data_dir``.
-    loss(outputs, labels)               gives one number, the mean over the images. If it has a method ``set_step``,
-                                        this is called with the number of each step.
+    Args:
+        config: the settings.
+        resume: continue the run in ``config.out``.
+        quiet: do not show progress.
+        network: ``network(task, iterations, backend)`` returns a module. The module takes images
+            [N, channels, height, width] of the :class:`Task` and returns scores [N, classes] or class capsules.
+        data: ``data(split, folder)`` returns the "train" or "test" images as an ImageSet, or a pair of an ImageSet and
+            its Pipeline. The folder is the one of ``config.data_dir``.
+        loss: ``loss(outputs, labels)`` returns the mean over the images, a scalar tensor. If it has a method
+            ``set_step``, this is called with the number of each step.
+
+    Returns:
+        The accuracies, the reason why the run ended, and its folder.
+
+    Raises:
+        ConfigError: if a setting cannot be used, or another process uses the folder.
+        CheckpointError: if the run cannot be resumed, or a checkpoint cannot be written.
+        DataError: if a data file is missing or damaged.
+        DivergedError: if the loss or a weight is not finite.
+
+    Example:
+        >>> from tritoncaps.training import Config, train
+        >>> train(Config(data="toynorb", epochs=2)).accuracy  # doctest: +SKIP
     """
     require("tqdm", "training", "train")
     check_installed(config.backend)
@@ -100,7 +127,7 @@ def train(
 
 
 class Trainer:
-    """A run: data, network, optimiser, and how far they are."""
+    """The state of a run: data, network, optimiser and counters."""
 
     def __init__(
         self, config: Config, w: World, saved: dict[str, Any] | None, quiet: bool, loss: Loss | None = None
@@ -108,7 +135,7 @@ class Trainer:
         self.config, self.world, self.folder, self.quiet = config, w, Path(config.out or ""), quiet or not w.is_main
         self.pipeline = pipeline_of(config)
         if loss is None and not is_own(config.model):
-            loss_of(config)  # does it suit the network? That of a user's own is known when it is built
+            loss_of(config)  # raises if the loss does not fit the network; for a user's network that is checked later
         self.data = load_splits(config)
         self.share = self._share()
         self.steps_per_epoch = len(self.data.train) // config.batch_size
@@ -122,7 +149,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(w.device.type, enabled=config.amp == "float16")
 
         self.step, self.seconds = 0, 0.0
-        self.best, self.evaluations_since_best, self.evaluated = 0.0, 0, 0  # the last is a step
+        self.best, self.evaluations_since_best, self.evaluated = 0.0, 0, 0  # evaluated: step of the last evaluation
         self.latest: Evaluation | None = None
         if saved is not None:
             self._restore(saved)
@@ -130,7 +157,7 @@ class Trainer:
             self.network.compile()
         self.parallel: nn.Module = self.objective
         if w.size > 1:
-            # running statistics of batch normalisation are those of the first process
+            # batch normalisation uses the running statistics of the first process
             normed = any(isinstance(module, _BatchNorm) for module in self.network.modules())
             self.parallel = DistributedDataParallel(self.objective, broadcast_buffers=normed)
         self.totals = torch.zeros(3, dtype=torch.float64, device=w.device)  # loss, right, images since the last log
@@ -154,7 +181,7 @@ class Trainer:
         )
 
     def _train(self, interrupts: Interrupts) -> str:
-        """To the end of the run. Why it ended."""
+        """Train to the end of the run, and return why it ended."""
         if self.step and self.evaluated < self.step and self._is_time_to_evaluate():
             self._evaluate(interrupts)  # the run was interrupted in this evaluation
         if interrupts.asked:
@@ -180,7 +207,7 @@ class Trainer:
         return "finished" if self.latest is not None else "interrupted"
 
     def save(self) -> None:
-        """The last checkpoint, unless what would be saved is not finite."""
+        """Write the last checkpoint; an error if the loss or a weight is not finite."""
         self._check()
         if self.world.is_main:
             save_checkpoint(
@@ -204,7 +231,7 @@ class Trainer:
         self.objective.set_step(self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
-        # drawn for the whole batch, so that an image is treated alike on however many devices
+        # random numbers of the whole batch, so that augmentation does not depend on the number of devices
         torch.manual_seed(_seed(self.config.seed, self.step))
         random = torch.rand(self.config.batch_size, RANDOM_NUMBERS)[self.world.rank :: self.world.size]
         torch.manual_seed(_seed(self.config.seed, self.step, self.world.rank))
@@ -235,14 +262,14 @@ class Trainer:
         self.totals += torch.stack([loss.detach() * len(labels), right, right.new_tensor(len(labels))])
 
     def _share_of_labels(self) -> float:
-        """Of mixup, drawn for each part of a batch: at least a half, so that an image's own label counts most."""
+        """The weight of an image's own label in mixup, at random for each part of a batch, at least 1/2."""
         if not self.config.mixup:
             return 1.0
         share = torch.distributions.Beta(self.config.mixup, self.config.mixup).sample().item()
         return max(share, 1 - share)
 
     def _batches(self) -> Iterator[list[tuple[Tensor, ...]]]:
-        """From the current step to the last, the parts of this process's share of each batch."""
+        """The batches of this process from the current step to the last, each in parts."""
         sampler: DistributedSampler = DistributedSampler(
             self.data.train, self.world.size, self.world.rank, seed=self.config.seed, drop_last=True
         )
@@ -264,7 +291,7 @@ class Trainer:
                 yield [next(batches) for _ in range(parts)]
 
     def _log(self) -> None:
-        """The mean loss and accuracy since the last time; stops the run if the loss is not a number."""
+        """Log the mean loss and accuracy since the last call; an error if the loss is not finite."""
         loss, right, images = self.world.sum(self.totals.clone()).tolist()
         self.totals.zero_()
         if images == 0:
@@ -288,7 +315,7 @@ class Trainer:
             )
 
     def _check(self) -> None:
-        """Stops the run if the loss or a weight is not a number."""
+        """Raise an error if the loss or a weight is not finite."""
         self._log()
         if not all(value.isfinite().all() for value in self.network.parameters()):
             raise DivergedError(self._farewell("a weight"))
@@ -299,8 +326,8 @@ class Trainer:
         return ("test", self.data.test) if held_out is None else ("validation", held_out)
 
     def _evaluate(self, interrupts: Interrupts) -> None:
-        """Keeps the best network. Evaluations may be long: a process that is alone leaves one when it is asked to end,
-        and does it again when the run goes on."""
+        """Evaluate the network, and save it if it is the best one. Evaluations may take long: a signal interrupts them
+        if there is only one process; the resumed run repeats them."""
         config, (kind, data) = self.config, self._evaluation_data()
         network = self.average if self.average is not None else self.network
         try:
@@ -333,10 +360,10 @@ class Trainer:
                 f"(best {self.best:.2%}), {self.seconds:.0f} s of training"
             )
             self.metrics.board.add_evaluation(kind, self.step, self.network, data, self.latest)
-        self._clock = time.perf_counter()  # the time of evaluations is not counted
+        self._clock = time.perf_counter()  # do not count the time of evaluations
 
     def _test_accuracy(self, accuracy: float) -> float:
-        """At the end of a run. With held-out images, that of the best network, which the run's own then becomes."""
+        """The test accuracy at the end of a run. With held-out images, load the best network first."""
         if self.data.validation is None:
             return accuracy
         if not self.config.final_test:
@@ -385,7 +412,7 @@ class Trainer:
             raise CheckpointError(f"{self.folder / LAST} does not fit this configuration: {reason}") from None
 
     def _share(self) -> int:
-        """Images of a part of this process's share of a batch."""
+        """Number of images in a part of this process's batch."""
         config, processes = self.config, self.world.size
         if config.amp == "float16" and self.world.device.type == "cpu":
             raise ConfigError("--amp float16 needs a GPU; use bfloat16 or none on the CPU")
@@ -408,12 +435,12 @@ class Trainer:
         return self.step == self.steps or self.step % (self.config.evaluate_every or self.steps_per_epoch) == 0
 
     def _is_good_enough(self) -> bool:
-        """Has an evaluation the accuracy that was asked for, or have the last ones no better accuracy?"""
+        """True if the last evaluation reached ``stop_at``, or if the last ``patience`` evaluations were not better."""
         reached = self.latest is not None and self.latest.accuracy >= self.config.stop_at > 0
         return reached or self.evaluations_since_best >= self.config.patience > 0
 
     def _asked(self, interrupts: Interrupts) -> bool:
-        """Has any process been asked to end? They must all agree on the step."""
+        """True if any process got a signal. All processes must end at the same step."""
         if self.world.size == 1:
             return interrupts.asked
         if self.step % self.config.log_every:
@@ -428,7 +455,7 @@ class Trainer:
 
 _COUNTERS = ("step", "seconds", "best", "evaluations_since_best", "evaluated")
 
-# what a run is; the other settings may change when it goes on
+# settings that must not change when a run is resumed
 _FIXED = (
     *("data", "mono", "novel", "limit", "validation", "validation_instances", "model", "iterations", "routing"),
     *("competition", "final_lambda", "capsule_norm", "loss", "batch_size", "seed"),
@@ -440,7 +467,7 @@ def _average(network: nn.Module, decay: float) -> AveragedModel:
 
 
 def _seed(*numbers: int) -> int:
-    """One well-mixed seed of several numbers."""
+    """One seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -449,7 +476,7 @@ def _weights(network: nn.Module) -> dict[str, Any]:
 
 
 def _check_changes(saved: Config, config: Config) -> None:
-    """A run goes on as what it is. Functions of the user's may have got another name."""
+    """Check that fixed settings of a resumed run did not change. Functions of the user may have a new name."""
     for name in _FIXED:
         before, now = getattr(saved, name), getattr(config, name)
         if before != now and not (name in ("data", "model", "loss") and is_own(before) and is_own(now)):
@@ -457,13 +484,13 @@ def _check_changes(saved: Config, config: Config) -> None:
     if bool(saved.ema) != bool(config.ema):
         raise ConfigError(
             f"--ema was {saved.ema} in {config.out} and cannot become {config.ema}: "
-            f"the moving average {'would be lost' if saved.ema else 'must start with the run'}"
+            f"the moving average {'would be lost' if saved.ema else 'must start at the beginning of the run'}"
         )
 
 
 @contextmanager
 def _claimed(config: Config, resume: bool, w: World) -> Iterator[Path]:
-    """The run's folder, which belongs to the main process until the run ends."""
+    """The folder of the run, claimed by the main process until the run ends."""
     claims: list[Claim] = []
 
     def take() -> str:
@@ -478,18 +505,18 @@ def _claimed(config: Config, resume: bool, w: World) -> Iterator[Path]:
 
 
 def _claim(config: Config, resume: bool) -> Claim:
-    """The folder given, which must be free unless the run goes on, or a new one."""
+    """Claim the given folder, which must not contain a run unless it is resumed, or a new folder."""
     if config.out is None:
         if resume:
-            raise ConfigError("--resume needs the folder of the run, with --out")
+            raise ConfigError("--resume needs the folder of the run: name it with --out")
         return claim_new(Path("runs") / "-".join(_short(name) for name in (config.data, config.model)))
     claim = Claim(Path(config.out))
     if not resume and (claim.folder / LAST).exists():
         claim.release()
-        raise ConfigError(f"--out {config.out} holds a run already: go on with --resume, or name another folder")
+        raise ConfigError(f"--out {config.out} contains a run: continue it with --resume, or use another folder")
     return claim
 
 
 def _short(name: str) -> str:
-    """As part of a folder's name; of package.module:function, the function's."""
+    """A name as part of a folder's name; for package.module:function, the name of the function."""
     return re.sub(r"\W+", "-", name.rpartition(":")[2]).strip("-") if is_own(name) else name

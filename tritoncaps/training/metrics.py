@@ -1,4 +1,4 @@
-"""Metrics of a run: JSON lines in metrics.jsonl and, if TensorBoard is installed, its own files beside them."""
+"""Metrics of a run: JSON lines in metrics.jsonl, and files for TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METRICS = "metrics.jsonl"
 
 
 class Metrics:
-    """Rows of numbers by step. A run that goes on from ``step`` removes the rows after it."""
+    """Rows of numbers by step. A run that resumes from ``step`` removes the rows after it."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
         self._path = path = folder / METRICS
@@ -27,17 +27,18 @@ class Metrics:
         try:
             self._file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
         except OSError as error:
-            raise DataError(f"{self._path} cannot be written: {error.strerror or error}; checkpoints stay") from error
+            reason = error.strerror or error
+            raise DataError(f"{self._path} cannot be written: {reason}; checkpoints are not affected") from error
         self.board.add_scalars(kind, step, numbers)
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written, again
+        with suppress(OSError):  # close() tries again to write what could not be written
             self._file.close()
         self.board.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows so far; a last line that a killed run did not finish is left out."""
+    """The rows so far, without the incomplete last line of a run that was killed."""
     path = folder / METRICS
     lines = path.read_text().splitlines() if path.exists() else []
     rows = []

@@ -1,4 +1,4 @@
-"""What a network is trained for: a loss of the papers on its classes and, if it has a decoder, on its drawings."""
+"""The training objective: a loss of the classes and, if the network has a decoder, of its reconstructions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritoncaps.regularization import LOGIT_EPSILON
 
 
 class Objective(nn.Module):
-    """A network with its loss, as one module, so that DistributedDataParallel sees the decoder's work too.
+    """A network and its loss in one module, so that DistributedDataParallel also synchronises the decoder.
 
     ``loss`` is a name, or a function of the network's outputs and the labels.
     """
@@ -35,7 +35,7 @@ class Objective(nn.Module):
         self.reconstruction = reconstruction if draws else 0.0
 
     def set_step(self, step: int) -> None:
-        """For losses that change as training goes on."""
+        """Set the step of a loss that changes during training."""
         set_step = getattr(self.loss, "set_step", None)
         if callable(set_step):
             set_step(step)
@@ -43,8 +43,8 @@ class Objective(nn.Module):
     def forward(
         self, images: Tensor, labels: Tensor, drawings: Tensor | None = None, share: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """The loss, and the scores of the classes [N, classes]. The decoder is to draw ``drawings``: the images, or
-        the digits [N, 2, C, H, W] of which they are made. ``share``: of the labels, if images were mixed (:func:`mix`).
+        """The loss, and the class scores [N, classes]. ``drawings`` are the targets of the decoder: by default the
+        images; in MultiMNIST, each digit alone [N, 2, C, H, W]. ``share``: weight of the labels after :func:`mix`.
         """
         outputs = self.network(images)
         loss = self.loss(outputs, labels)
@@ -59,17 +59,17 @@ class Objective(nn.Module):
 
 
 def mix(images: Tensor, share: float) -> Tensor:
-    """Mixup (Zhang et al. 2018): each image with one of the other end of the batch."""
+    """Mixup (Zhang et al. 2018): mix the batch with itself in reverse order."""
     return share * images + (1 - share) * images.flip(0)
 
 
 def class_scores(outputs: Capsules | Tensor) -> Tensor:
-    """Activations of class capsules; probabilities of a baseline's classes."""
+    """The activations of class capsules, or the softmax of a baseline's scores."""
     return outputs.softmax(dim=1) if isinstance(outputs, Tensor) else outputs[1]
 
 
 def correct(scores: Tensor, labels: Tensor) -> Tensor:
-    """Which images are right, [N]: the class, or all classes of an image that has several."""
+    """Which images [N] are classified correctly: the class, or all classes of an image that has several."""
     if labels.ndim == 1:
         return scores.argmax(dim=1) == labels
     count = int(labels[0].sum()) if len(labels) else 1
@@ -78,7 +78,7 @@ def correct(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 class CrossEntropy(nn.Module):
-    """Of scores or of capsules' activations; for several classes in an image, one yes or no for each."""
+    """Cross-entropy of scores or of activations; binary cross-entropy if an image has several classes."""
 
     def forward(self, outputs: Capsules | Tensor, labels: Tensor) -> Tensor:
         logits = outputs if isinstance(outputs, Tensor) else outputs[1]
@@ -88,7 +88,7 @@ class CrossEntropy(nn.Module):
 
 
 class LogitCrossEntropy(CrossEntropy):
-    """Cross-entropy of the logits of capsules' activations, in which a capsule can be as sure as it likes."""
+    """Cross-entropy of the logits of the activations, which are not limited to [0, 1]."""
 
     def forward(self, outputs: Capsules | Tensor, labels: Tensor) -> Tensor:
         return super().forward(torch.logit(outputs[1], LOGIT_EPSILON), labels)

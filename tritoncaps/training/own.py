@@ -1,7 +1,7 @@
-"""Networks, data and losses of your own, given as functions.
+"""Networks, data and losses of the user, as functions.
 
-Each has a name, ``package.module:function``, under which it becomes an entry of NETWORKS or DATASETS. A run saves the
-name and not the code. A name is imported only if it is given on the command line, never because a run contains it.
+Each has a name, ``package.module:function``, which becomes an entry of NETWORKS or DATASETS. A run saves the name, not
+the code. A name is imported only if it is given on the command line, never because a run contains it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ BuildNetwork = Callable[[Task, int, "str | None"], nn.Module]
 LoadData = Callable[[str, Path], "ImageSet | tuple[ImageSet, Pipeline]"]
 Loss = Callable[[Any, Tensor], Tensor]
 
-PLAIN = Pipeline(standardise="crop")  # for data that come without one
-TRIAL = 2  # blank images, which a network of your own gets before the run starts
+PLAIN = Pipeline(standardise="crop")  # for data without a pipeline
+TRIAL = 2  # blank images, with which a user's network is tried before the run starts
 
 
 def find(option: str, name: str) -> Callable[..., Any]:
-    """The function ``package.module:function``, imported. The current folder comes first, as in ``python -m``."""
+    """Import the function ``package.module:function``. The current folder is searched first, as in ``python -m``."""
     module_name, _, attributes = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *attributes.split("."))):
         raise ConfigError(f"{option} must be a known name or package.module:function, but it is {name!r}")
@@ -44,7 +44,7 @@ def find(option: str, name: str) -> Callable[..., Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(f"{option} {name}: {module_name} needs the module {error.name}, not found") from error
         raise ConfigError(
-            f"{option} {name}: there is no module {error.name}, neither in {os.getcwd()} nor where Python looks"
+            f"{option} {name}: there is no module {error.name}, neither in {os.getcwd()} nor on Python's path"
         ) from None
     except Exception as error:
         raise ConfigError(f"{option} {name}: {module_name} fails with {type(error).__name__}: {error}") from error
@@ -56,7 +56,7 @@ def find(option: str, name: str) -> Callable[..., Any]:
 
 
 def find_all(**names: str | None) -> dict[str, Any]:
-    """Of flags ``model``, ``data`` and ``loss``, the functions of those that name one, as arguments of ``train``."""
+    """Import the functions that the options ``model``, ``data`` and ``loss`` name, as arguments of ``train``."""
     arguments = {"model": "network"}
     return {
         arguments.get(option, option): find(f"--{option}", name)
@@ -66,7 +66,7 @@ def find_all(**names: str | None) -> dict[str, Any]:
 
 
 def with_own(config: Config, network: BuildNetwork | None, data: LoadData | None, loss: Loss | None) -> Config:
-    """The configuration that names these functions; the network and the data are known by their names from now on."""
+    """The configuration with the names of these functions. The network and the data are registered by their names."""
     if network is not None:
         config = with_network(config, network)
     if data is not None:
@@ -89,7 +89,7 @@ def with_network(config: Config, build: BuildNetwork) -> Config:
 
 
 def check_known(config: Config) -> None:
-    """Are the network and the data those of tritoncaps, or given by the user?"""
+    """Raise an error if the network or the data are neither part of tritoncaps nor given by the user."""
     if is_own(config.model) and config.model not in NETWORKS:
         raise ConfigError(_wanted("network", config.model, "--model", "network"))
     if is_own(config.data) and config.data not in DATASETS:
@@ -97,7 +97,7 @@ def check_known(config: Config) -> None:
 
 
 def add_data(name: str, load: LoadData, folder: Path) -> None:
-    """Loads the test images, to find their size and classes."""
+    """Register data of the user. The test images are loaded, to find their size and classes."""
     _check_signature("--data", name, load, "'train' or 'test'", "a folder")
     test, pipeline = _checked(name, "test", load("test", folder))
     loaded = {"test": test}
@@ -107,17 +107,17 @@ def add_data(name: str, load: LoadData, folder: Path) -> None:
         if (data.shape, data.classes) != (test_shape, classes):
             raise ConfigError(
                 f"--data {name}: training images of {_text(data.shape)} in the classes {', '.join(data.classes)} "
-                f"do not go with test images of {_text(test_shape)} in the classes {', '.join(classes)}"
+                f"do not match test images of {_text(test_shape)} in the classes {', '.join(classes)}"
             )
         return data
 
     test_shape, classes = test.shape, test.classes
-    del test  # kept until it is asked for, not longer
+    del test  # `loaded` keeps the images until their first use
     DATASETS[name] = Entry(load_again, test_shape, classes, pipeline, (), "your own")
 
 
 def describe(name: str) -> dict[str, Any] | None:
-    """What a checkpoint says about data of your own, so that a network can be used without them."""
+    """The description of a user's data for a checkpoint, so that the network can be used without the data."""
     if not is_own(name):
         return None
     entry = DATASETS[name]
@@ -125,7 +125,7 @@ def describe(name: str) -> dict[str, Any] | None:
 
 
 def add_described(name: str, description: dict[str, Any]) -> None:
-    """The data of a checkpoint, unless they are known already; they cannot be loaded."""
+    """Register the description of a user's data from a checkpoint, unless the data are registered. It cannot load."""
 
     def load(split: str, folder: Path) -> ImageSet:
         raise ConfigError(_wanted("data", name, "--data", "data"))
@@ -138,8 +138,8 @@ def add_described(name: str, description: dict[str, Any]) -> None:
 
 
 def try_network(name: str, network: nn.Module, task: Task, loss: Loss | None) -> str:
-    """Does it take the images and give one score a class, and ``loss`` one number? The loss that suits it otherwise:
-    cross-entropy for scores, the spread loss for capsules."""
+    """Check that the network takes the images and returns one score for each class, and that ``loss`` returns one
+    number. Return the default loss: cross-entropy for scores, the spread loss for capsules."""
     if not isinstance(network, nn.Module):
         raise ConfigError(f"--model {name} must return an nn.Module, but it returned a {type(network).__name__}")
     was_training, device = network.training, next(network.parameters(), torch.empty(0)).device
@@ -150,8 +150,8 @@ def try_network(name: str, network: nn.Module, task: Task, loss: Loss | None) ->
     if not isinstance(scores, Tensor) or scores.shape != (TRIAL, task.classes):
         given = list(scores.shape) if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise ConfigError(
-            f"--model {name} must give scores of shape [{TRIAL}, {task.classes}] for {TRIAL} images in {task.classes} "
-            f"classes, or capsules with such activations, but it gives {given}"
+            f"--model {name} must return scores of shape [{TRIAL}, {task.classes}] for {TRIAL} images in "
+            f"{task.classes} classes, or capsules with such activations, but it returns {given}"
         )
     if loss is not None:
         _try_loss(loss, outputs, torch.zeros(TRIAL, dtype=torch.long, device=device))
@@ -166,7 +166,7 @@ def _try_loss(loss: Loss, outputs: Any, labels: Tensor) -> None:
     value = loss(outputs, labels)
     if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
         given = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise ConfigError(f"--loss must give a tensor with one number, the mean over images, but it gives {given}")
+        raise ConfigError(f"--loss must return a tensor with one number, the mean over images, but it returns {given}")
 
 
 def _checked(name: str, split: str, given: Any) -> tuple[ImageSet, Pipeline]:
@@ -200,7 +200,7 @@ def _check_signature(option: str, name: str, function: Any, *arguments: str) -> 
         raise ConfigError(f"{expected}, but it is a {type(function).__name__}")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a function of C
+    except ValueError:  # a function in C
         return
     try:
         signature.bind(*arguments)
@@ -209,7 +209,7 @@ def _check_signature(option: str, name: str, function: Any, *arguments: str) -> 
 
 
 def _name(given: str, function: Any) -> str:
-    """The name that the configuration has for it, or its own."""
+    """The name in the configuration if it names a function, otherwise the function's own name."""
     if is_own(given):
         return given
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -218,8 +218,8 @@ def _name(given: str, function: Any) -> str:
 
 def _wanted(what: str, name: str, option: str, argument: str) -> str:
     return (
-        f"the run needs the {what} {name}, which is not part of tritoncaps and is not imported by itself: "
-        f"give it with {option} {name}, or in Python with {argument}="
+        f"the run needs the {what} {name}, which is not part of tritoncaps and is not imported automatically: "
+        f"pass it with {option} {name}, or in Python with {argument}="
     )
 
 

@@ -19,8 +19,8 @@ RIGHT, WRONG = "#207020", "#c02020"
 
 
 def contact_sheet(data: ImageSet | MultiMNIST, out: Path, title: str = "") -> None:
-    """Two rows of each class: images spread evenly over the data, left eye only; for pairs of digits, any images, each
-    under its two classes."""
+    """One or two rows of images for each class, spread evenly over the data; only the left image of stereo pairs. For
+    MultiMNIST, images with the names of their two classes."""
     if isinstance(data, MultiMNIST):
         images, labels, _ = data.__getitems__(range(0, len(data), max(len(data) // (10 * COLUMNS), 1)))
         names = [" and ".join(data.classes[k] for k in row.nonzero().flatten()) for row in labels[: 10 * COLUMNS]]
@@ -41,10 +41,10 @@ def contact_sheet(data: ImageSet | MultiMNIST, out: Path, title: str = "") -> No
 def _save_grid(
     images: torch.Tensor, out: Path, title: str, classes: Sequence[str] = (), captions: Sequence[str] = ()
 ) -> None:
-    """Rows of images, with ``classes`` beside as many rows each, or ``captions`` above each image."""
+    """Rows of images with the names of the ``classes`` beside their rows, or with ``captions`` above each image."""
     plt = pyplot()
     rows = -(-len(images) // COLUMNS)
-    # inches: what stands beside, above and between the images
+    # space beside, above and between the images, in inches
     beside, above, between = (1.0 if classes else 0.06), 0.34, (0.2 if captions else 0.04)
     cell = 0.86
     width, height = beside + COLUMNS * (cell + 0.04), above + rows * (cell + between) + 0.06
@@ -69,7 +69,7 @@ def _save_grid(
 
 
 def _draw(axis: Any, image: torch.Tensor) -> None:
-    """The left eye of a pair, or a colour image."""
+    """Draw the left image of a pair, or a colour image."""
     axis.set_xticks([])
     axis.set_yticks([])
     for side in axis.spines.values():
@@ -91,7 +91,7 @@ def pyplot() -> Any:
 
 
 def check_folder(flag: str, out: Path) -> None:
-    """Of a picture that a user wants: a mistyped folder is not made."""
+    """Raise an error if the folder of a picture does not exist: its name may be mistyped."""
     if not out.absolute().parent.is_dir():
         raise DataError(f"{flag} {out} cannot be written: there is no folder {out.parent}")
 
@@ -106,7 +106,7 @@ def learning_curve(folder: Path, out: Path) -> None:
     """Accuracy over the steps of a run: on its training batches, and at its evaluations."""
     rows = read_metrics(folder)
     if not rows:
-        raise DataError(f"{folder / METRICS} holds no metrics")
+        raise DataError(f"{folder / METRICS} contains no metrics")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for kind in ("train", "validation", "test"):
@@ -115,7 +115,7 @@ def learning_curve(folder: Path, out: Path) -> None:
             label = (
                 "training batches, with augmentation" if kind == "train" else f"{kind}, {points[-1][1]:.2f}% at the end"
             )
-            marker = "" if kind == "train" and len(points) > 1 else "o"  # one point alone is no line
+            marker = "" if kind == "train" and len(points) > 1 else "o"  # a single point makes no line
             axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, linewidth=1.2, label=label)
     axis.set(xlabel="epoch", ylabel="accuracy, %", title=folder.resolve().name)
     axis.set_xlim(left=0)
@@ -133,20 +133,20 @@ def report(
     lines: dict[str, float],
     confusion: np.ndarray,
 ) -> None:
-    """Samples with predictions (in red with what they are), the learning curve beside ``lines`` to compare with, and
-    the confusion of classes.
+    """A picture of samples with their predictions, the learning curve with ``lines`` for comparison, and the confusion
+    matrix.
 
-    ``data`` and ``predictions`` are the samples; ``curve`` is images seen and accuracy.
+    ``data`` and ``predictions`` are the samples; ``curve`` has pairs of training images and accuracy.
     """
     plt = pyplot()
     figure = plt.figure(figsize=(13, 7.2))
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     grid = figure.add_gridspec(1, 2, width_ratios=(1.25, 1), left=0.01, right=0.98, top=0.92, bottom=0.08, wspace=0.2)
-    figure.text(0.01, 0.02, "green: what it is; red: what it is taken for (what it is)", fontsize=8)
+    figure.text(0.01, 0.02, "green: correct prediction; red: wrong prediction (true class)", fontsize=8)
     _samples(figure, grid[0], data, predictions)
     right = grid[1].subgridspec(2, 1, hspace=0.32)
     _curve(figure.add_subplot(right[0]), curve, lines)
-    title = "Confusion: what each kind of toy is taken for"
+    title = "Confusion matrix"
     _confusion(figure.add_subplot(right[1]), confusion, data.classes, title)
     save(figure, out)
 
@@ -171,17 +171,17 @@ def _curve(axis: Any, curve: list[tuple[float, float]], lines: dict[str, float])
     axis.plot(seen, [100 * a for a in accuracy], marker="o", markersize=4, label=label)
     for style, (name, value) in zip(("--", ":", "-."), lines.items(), strict=False):
         axis.axhline(100 * value, linestyle=style, color="gray", linewidth=1.2, label=f"{name}: {value:.1%}")
-    axis.set(xlabel="training images seen", ylabel="test accuracy, %", ylim=(0, 100), xlim=(0, 1.05 * max(seen)))
+    axis.set(xlabel="training images", ylabel="test accuracy, %", ylim=(0, 100), xlim=(0, 1.05 * max(seen)))
     axis.set_title("Learning curve", fontsize=10)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, loc="best")
 
 
 def confusion_figure(confusion: np.ndarray, classes: tuple[str, ...]) -> Any:
-    """Which class is taken for which, alone."""
+    """A figure of the confusion matrix."""
     side = 2.0 + 0.55 * len(classes)
     figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
-    _confusion(axis, confusion, classes, "Confusion")
+    _confusion(axis, confusion, classes, "Confusion matrix")
     axis.tick_params(axis="x", rotation=45 if max(map(len, classes)) > 6 else 0)
     return figure
 

@@ -1,4 +1,4 @@
-"""The progress bar: loss, accuracy, images/s and the time left. Without a terminal, only lines."""
+"""The progress bar of training: loss, accuracy, images/s and the remaining time. Without a terminal, only lines."""
 
 from __future__ import annotations
 

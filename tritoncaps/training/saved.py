@@ -1,4 +1,4 @@
-"""A trained network from its checkpoint alone, without its data."""
+"""Load a trained network from its checkpoint, without its data."""
 
 from __future__ import annotations
 
@@ -19,21 +19,31 @@ from tritoncaps.training.task import build_network, pipeline_of
 def load_network(
     path: str | Path, network: BuildNetwork | None = None, averaged: bool = True
 ) -> tuple[nn.Module, Config]:
-    """The network of a run's folder or of a checkpoint, ready to use, and how it was trained.
+    """Load a trained network.
 
-    ``averaged``: with the moving average of its weights, if the run has one; False: with the weights themselves.
-    A run's folder has no code. If the network was one of your own, ``network`` is the function that builds it.
+    Args:
+        path: a checkpoint, or the folder of a run.
+        network: the function that builds the network, if it is one of your own. A run does not contain code.
+        averaged: use the moving average of the weights, if the run has one.
 
-    >>> from tritoncaps.training import load_network, pipeline_of
-    >>> network, config = load_network("runs/mnist-capsnet")  # doctest: +SKIP
-    >>> scores = network(pipeline_of(config).test(images)[0])  # doctest: +SKIP
+    Returns:
+        The network in evaluation mode, and the settings of its training.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or it does not fit the network.
+        ConfigError: if the network is one of your own and ``network`` is missing.
+
+    Example:
+        >>> from tritoncaps.training import load_network, pipeline_of
+        >>> network, config = load_network("runs/mnist-capsnet")  # doctest: +SKIP
+        >>> capsules = network(pipeline_of(config).test(images)[0])  # doctest: +SKIP
     """
     saved = load_checkpoint(path)
     config = saved["config"] if network is None else with_network(saved["config"], network)
     try:
         add_described(config.data, saved.get("images") or {})
     except (KeyError, TypeError):
-        raise CheckpointError(f"{path} does not say what the images of {config.data} are like") from None
+        raise CheckpointError(f"{path} does not describe the images of {config.data}") from None
     check_known(config)
     built = build_network(config, task_by_name(config))
     average = saved.get("average") if averaged else None
@@ -46,7 +56,7 @@ def load_network(
 
 
 def load_pretrained_network(name: str) -> tuple[nn.Module, Config, dict[str, Any]]:
-    """A network that comes with the package, ready to use, how it was trained, and its card."""
+    """Load a pretrained network of the package: the network in evaluation mode, its settings and its card."""
     settings, card, weights = load_pretrained(name)
     config = Config(**settings)
     network = build_network(config, task_by_name(config))
@@ -62,5 +72,5 @@ def task_by_name(config: Config) -> Task:
 
 
 def _averaged(average: dict) -> dict:
-    """The network's part of an AveragedModel's state."""
+    """The weights of the network in the state of an AveragedModel."""
     return {name.removeprefix("module."): value for name, value in average.items() if name.startswith("module.")}

@@ -1,9 +1,9 @@
-"""Make weights that come with the package from a run: tests the network, and writes the file and its checksum.
+"""Make pretrained weights of the package from a run: test the network, write the file and print its checksum.
 
     python -m tritoncaps.training.ship runs/toynorb-matrix-capsnet-small toynorb --about "rendered toys"
 
-The accuracy on the card is that of all test images, measured here. The name and the checksum go into CHECKSUMS of
-models/pretrained.py by hand.
+The program measures the accuracy of the card on all test images. Copy the name and the checksum into CHECKSUMS of
+models/pretrained.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tritoncaps.training.task import load_test, pipeline_of
 
 
 def ship(run: Path, about: str) -> Pretrained:
-    """The network of the run's last checkpoint: the average of its weights, if it has one."""
+    """The pretrained weights of a run's last checkpoint: the moving average, if the run has one."""
     network, config = load_network(run / LAST)
     config = replace(config, data_dir=None, out=None, test_limit=None)
     with world("cpu") as w:
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("name")
-    parser.add_argument("--about", required=True, help="the data, and what to know about them")
+    parser.add_argument("--about", required=True, help="description of the data")
     args = parser.parse_args()
     pretrained = ship(args.run, args.about)
     content = encode(pretrained)

@@ -1,4 +1,4 @@
-"""What a network is made of: shapes, parameters, votes of each layer, and the memory that they would take."""
+"""Summary of a network: shapes, parameters and votes of each layer, and the memory that stored votes would need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True)
 class Layer:
-    """``votes`` of one image, and the bytes that storing them once would take."""
+    """A layer. ``votes``: number of votes for one image; ``vote_bytes``: memory that storing them once would need."""
 
     name: str
     kind: str
@@ -29,7 +29,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """``kept_bytes``: what autograd keeps of one image for the backward pass, as measured, without parameters."""
+    """A network. ``kept_bytes``: measured memory that autograd keeps for the backward pass of one image, without
+    parameters."""
 
     layers: list[Layer]
     parameters: int
@@ -47,14 +48,14 @@ class Summary:
             votes = f"{layer.votes:,}" if layer.votes else ""
             lines.append(f"{layer.name:<14}{layer.kind:<20}{shape:<38}{layer.parameters:>12,}{votes:>12}")
         lines.append(f"{'all':<72}{self.parameters:>12,}{self.votes:>12,}")
-        lines.append(f"kept of one image for the backward pass: {_mib(self.kept_bytes)}, measured")
+        lines.append(f"memory kept for the backward pass of one image: {_mib(self.kept_bytes)}, measured")
         if self.votes:
-            lines.append(f"storing the votes of one image once would take {_mib(self.vote_bytes)} more")
+            lines.append(f"storing the votes of one image once would need {_mib(self.vote_bytes)} more")
         return "\n".join(lines)
 
 
 def summarise(network: nn.Module, task: Task) -> Summary:
-    """Runs one image through the network, and through its decoder if it has one."""
+    """Run one image through the network, and through its decoder if it has one."""
     layers: list[Layer] = []
     hooks = [
         module.register_forward_hook(lambda m, i, o, name=name: layers.append(_layer(name, m, i, o)))
@@ -84,7 +85,7 @@ def summarise(network: nn.Module, task: Task) -> Summary:
 
 
 def _leaves(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers that a reader knows: those below the network itself, and below a plain sequence."""
+    """The direct children of the network, and those of an nn.Sequential."""
     found = []
     for name, module in network.named_children():
         if isinstance(module, nn.Sequential):
@@ -102,7 +103,7 @@ def _layer(name: str, module: nn.Module, inputs: Any, outputs: Any) -> Layer:
 
 
 def _votes(module: nn.Module, capsules: Capsules | Tensor) -> tuple[int, int]:
-    """How many votes a layer has for one image, and the numbers in each."""
+    """Number of votes of a layer for one image, and number of entries of a vote."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or isinstance(capsules, Tensor):
         return 0, 0

@@ -1,4 +1,4 @@
-"""What a configuration means: images to train and to test on, how they are treated, and the network for them."""
+"""From a configuration to the images for training and tests, their preprocessing, and the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Data = ImageSet | MultiMNIST
 
 
 class Splits(NamedTuple):
-    """``validation`` is None unless images are held out."""
+    """The images of a run. ``validation`` is None unless images are held out."""
 
     train: Data
     validation: Data | None
@@ -65,13 +65,27 @@ def _channels(config: Config, data: Data) -> Data:
 
 
 def pipeline_of(config: Config) -> Pipeline:
-    """The preparation of images for the network of ``config``: that of its data set, standardised for the network or as
-    ``config`` says. ``pipeline_of(config).test(images)[0]`` takes bytes [N, C, H, W]."""
+    """The preprocessing of a run: the pipeline of its data set with the settings of ``config``.
+
+    Args:
+        config: the settings.
+
+    Returns:
+        The pipeline; ``pipeline_of(config).test(images)[0]`` is the input of the network for bytes [N, C, H, W].
+
+    Raises:
+        ConfigError: if the settings contradict each other.
+
+    Example:
+        >>> from tritoncaps.training import Config, pipeline_of
+        >>> pipeline_of(Config(data="toynorb")).crop
+        32
+    """
     pipeline = DATASETS[config.data].pipeline
     own = pipeline.standardise if NETWORKS[config.model].standardise else None
     chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
     if chosen is not None and config.model == "capsnet" and config.reconstruction:
-        raise ConfigError("--model capsnet draws pixels of 0 to 1: use --standardise none, or --reconstruction 0")
+        raise ConfigError("--model capsnet reconstructs pixels in [0, 1]: use --standardise none or --reconstruction 0")
     padding = {"pad": config.edge_padding, "edges": "repeat"} if config.edge_padding else {}
     return replace(
         pipeline,
@@ -85,7 +99,7 @@ def pipeline_of(config: Config) -> Pipeline:
 
 
 def _jitter(config: Config, pipeline: Pipeline, standardised: bool) -> Jitter | None:
-    """What the configuration names, or the data set's own. The figures of "last" are for standardised images."""
+    """The jitter of the configuration or of the data set. The numbers of "last" are for standardised images."""
     if config.jitter == "last" and not standardised:
         raise ConfigError("--jitter last is for standardised images: use --jitter first with --standardise none")
     if config.jitter == "auto":
@@ -103,7 +117,7 @@ def build_network(config: Config, task: Task) -> nn.Module:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """What networks of matrix capsules take besides iterations and backend; others take nothing."""
+    """The options of networks of matrix capsules besides iterations and backend; other networks have none."""
     if config.model not in EM_NETWORKS:
         for name in ("routing", "competition", "final_lambda", "capsule_norm", "capsule_dropout", "primary_bias"):
             if getattr(config, name) != getattr(Config, name):
@@ -127,7 +141,7 @@ def _routing(config: Config) -> MixtureRouting:
 
 
 def check_fits(network: nn.Module, made_for: Task, task: Task) -> None:
-    """Can a network that was made for some images take these? Some networks take any size."""
+    """Raise an error if a network for other images cannot take the images of ``task``. Some networks take any size."""
     if (made_for.channels, made_for.classes) == (task.channels, task.classes):
         if (made_for.height, made_for.width) == (task.height, task.width):
             return
@@ -144,13 +158,13 @@ def _text(task: Task) -> str:
 
 
 def loss_of(config: Config, suits: str | None = None) -> str:
-    """By name. ``suits``: the loss for a network of the user's, which has no entry for it."""
+    """The name of the loss. ``suits``: the default loss of a user's network."""
     own = suits or NETWORKS[config.model].loss
     chosen = own if config.loss == "auto" else config.loss
     if config.mixup and config.model == "capsnet" and config.reconstruction:
-        raise ConfigError("--mixup has no single digit to draw: use --reconstruction 0")
+        raise ConfigError("--mixup gives no single digit to reconstruct: use --reconstruction 0")
     if own == "cross-entropy" and chosen != own:
-        raise ConfigError(f"--loss {chosen} is for capsules; --model {config.model} is trained by cross-entropy")
+        raise ConfigError(f"--loss {chosen} is for capsules; --model {config.model} needs --loss cross-entropy")
     if config.data == "multimnist" and chosen == "spread":
-        raise ConfigError("--loss spread is for one class an image; use --loss margin for --data multimnist")
+        raise ConfigError("--loss spread needs one class in each image; use --loss margin for --data multimnist")
     return chosen
