@@ -58,7 +58,7 @@ dist: $(STAMP)
 # The oldest versions of all dependencies, in an environment of its own.
 test-lowest:
 	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[train,testing]' pytest pytest-xdist
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[train,testing,triton]' pytest pytest-xdist
 	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
 
 # The test files that do not name Triton.

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
@@ -77,3 +77,10 @@ def test_commands_let_the_threads_of_torch_sleep(command, own, expected):
     if not said:
         pytest.skip("this OpenMP does not say it")
     assert expected in said[-1]
+
+
+def test_triton_is_left_to_torch():
+    """The wheel of PyPI would overwrite the Triton of ROCm, which has the same module."""
+    plain = [line for line in requires("tritoncaps") if "extra ==" not in line]
+    assert not any(line.startswith("triton") for line in plain)
+    assert any(line.startswith("triton") and "extra" in line for line in requires("tritoncaps"))
