@@ -55,7 +55,7 @@ def test_help_has_one_default_for_each_setting(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("usage: tritoncaps train [--config FILE]")
     assert "] [" not in text.partition("settings, in flags")[2]
-    assert "loss; auto: the network's own [auto]" in text
+    assert "loss; auto: chosen by the network [auto]" in text
     assert "[False]" not in text
 
 

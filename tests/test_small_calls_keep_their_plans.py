@@ -69,8 +69,17 @@ def test_results_are_the_callers_own():
 
 
 def test_a_large_call_keeps_nothing(plans):
-    compare(SMALL.but(routing_map=RoutingMap.conv((9, 9), 3), in_caps=8))
+    compare(SMALL.but(routing_map=RoutingMap.conv((14, 14), 3), images=4))
     assert not plans
+
+
+def test_threads_share_a_plan_that_is_not_tiny(plans):
+    """More votes than one thread does alone; the second run has tasks for all threads again."""
+    medium = SMALL.but(routing_map=RoutingMap.conv((8, 8), 3))
+    compare(medium)
+    assert not any(plan.passes.call.plan.alone for plan in plans.values())
+    compare(medium.but(seed=1))
+    assert len(plans) == 2
 
 
 def test_the_least_recently_used_plan_goes(plans):

@@ -29,32 +29,37 @@ _lock = threading.Lock()
 
 
 class Plan:
-    """Kernels that are called one after the other. To wake other threads takes as long as a short kernel, so they are
-    woken once for all; or not at all, if the calling thread is done ``alone`` before another one would start. Such a
-    plan can run again."""
+    """Kernels that are called one after the other, as often as the plan runs. To wake other threads takes as long as a
+    short kernel, so they are woken once for all; or not at all, if the calling thread is done ``alone`` before another
+    one would start."""
 
     def __init__(self, alone: bool = False) -> None:
-        self.calls: Calls = []
+        self.calls: Calls = []  # without counters
         self.alone = alone
 
     def add(self, kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
         """Call ``kernel(counter, tasks, edges, *arguments)`` after those before. The first of edges is an array of the
         call's dtype."""
         if tasks:
-            call = (np.zeros(2, np.int64), tasks, edges, *arguments)
-            ready(kernel, edges[0].dtype, call)
+            call = (tasks, edges, *arguments)
+            ready(kernel, edges[0].dtype, (_new_counter(), *call))
             self.calls.append((kernel, call))
 
     def run(self) -> None:
-        """Call all kernels, in up to ``torch.get_num_threads()`` threads, and empty the plan unless it is ``alone``."""
+        """Call all kernels, in up to ``torch.get_num_threads()`` threads."""
         if self.alone:  # so soon that signals can wait, too
             for kernel, arguments in self.calls:
-                arguments[0].fill(0)  # no task is taken yet
-                kernel(*arguments)
+                kernel(_new_counter(), *arguments)
             return
-        calls, self.calls = self.calls, []
+        # new counters for each run, because a thread of the run before may still look at the old ones
+        calls: Calls = [(kernel, (_new_counter(), *arguments)) for kernel, arguments in self.calls]
         while calls:  # a second time only after a signal whose handler did not raise
             calls = _run(calls)
+
+
+def _new_counter() -> Any:
+    """No task is taken, none is done; see `tasks`."""
+    return np.zeros(2, np.int64)
 
 
 class _Work:

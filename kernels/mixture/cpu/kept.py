@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.common.numerics import POSE
 from tritoncaps.kernels.mixture import iteration
 from tritoncaps.kernels.mixture.backend import VoteSource
 from tritoncaps.kernels.mixture.cpu.em_routing import (
@@ -26,7 +27,7 @@ from tritoncaps.kernels.mixture.cpu.em_routing import (
 from tritoncaps.kernels.mixture.cpu.layout import by_iteration, edges, is_small
 from tritoncaps.kernels.mixture.iteration import Fit, Gradients
 
-MOST = 64  # plans that a thread keeps
+MOST = 32  # plans that a thread keeps
 
 
 def kept_forward(source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...] | None:
@@ -48,8 +49,10 @@ class Kept:
     """A plan with inputs of its own."""
 
     def __init__(self, source: VoteSource, fits: Sequence[Fit]) -> None:
-        poses, activations, weight = (torch.empty(x.shape, dtype=source.dtype) for x in source[:3])
-        self.source = VoteSource(poses, activations, weight, source.tables, source.competition)
+        self.inputs = tuple(torch.empty(x.shape, dtype=source.dtype) for x in source[:3])
+        poses, activations, weight = self.inputs
+        flat = poses.view(*activations.shape, POSE)
+        self.source = VoteSource(flat, activations, weight, source.tables, source.competition)
         self.beta_u, self.beta_a = (torch.empty(len(fits[0].beta_u), dtype=source.dtype) for _ in range(2))
         self.fits = [fit._replace(beta_u=self.beta_u, beta_a=self.beta_a) for fit in fits]
         self.take(source, fits)
@@ -58,8 +61,9 @@ class Kept:
     def take(self, source: VoteSource, fits: Sequence[Fit]) -> None:
         """Copy the inputs of a call."""
         own = self.source
-        for to, x in zip(own[:3], source[:3], strict=True):
+        for to, x in zip(self.inputs, source[:3], strict=True):
             to.copy_(x)
+        own.activations.clamp_(min=0)
         self.beta_u.copy_(fits[0].beta_u)
         self.beta_a.copy_(fits[0].beta_a)
         if has_non_finite(own.poses):

@@ -33,6 +33,7 @@ WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: 
 EDGES_TOGETHER = 128  # of a parent, for the same reason
 TYPES_TOGETHER = 8  # at most
 ALONE = 512  # vectors of votes; for fewer, one thread is done before it could wake another one
+SMALL = 8192  # vectors of votes; for fewer, the plan of a call is kept
 
 
 class Statistic:
@@ -169,9 +170,9 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
 
 
 def is_small(tables: Tables, competition: str, poses: Tensor, weight: Tensor) -> bool:
-    """Is one thread done before it could wake another one?"""
+    """Is the plan of such a call worth its memory?"""
     sizes = _sizes(tables, competition, poses.shape[1:3], weight.shape[:3], wide_dtype(poses.dtype))
-    return _votes(sizes, poses.shape[0]) <= ALONE
+    return _votes(sizes, poses.shape[0]) <= SMALL
 
 
 def _votes(edges: Edges, images: int) -> int:
