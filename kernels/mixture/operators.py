@@ -199,9 +199,7 @@ def _empty_saved(kernels: MixtureBackend, source: VoteSource, iterations: int) -
     return [source.poses.new_empty(shape, dtype=source.dtype) for shape in shapes]
 
 
-def _saved_of(
-    kernels: MixtureBackend, part: VoteSource, chunk: slice, saved: Sequence[Tensor]
-) -> Sequence[Tensor]:
+def _saved_of(kernels: MixtureBackend, part: VoteSource, chunk: slice, saved: Sequence[Tensor]) -> Sequence[Tensor]:
     """What a chunk saves: consecutive memory, chunk after chunk, each with all its iterations."""
     images, found = len(part.poses), []
     for x, shape in zip(saved, kernels.saved_shapes(part, len(saved[0])), strict=True):

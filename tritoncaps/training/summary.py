@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tritoncaps._internal.memory import peak_bytes
 from tritoncaps.capsules import Capsules
 from tritoncaps.training.networks import Task
 
@@ -29,13 +30,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """``kept_bytes``: what autograd keeps of one image for the backward pass, as measured, without parameters."""
+    """``kept_bytes``: what autograd keeps of a batch for the backward pass, as measured, without parameters;
+    ``peak_bytes``: the most memory of a training step above parameters and images, with all gradients."""
 
     layers: list[Layer]
     parameters: int
     votes: int
     vote_bytes: int
     kept_bytes: int
+    peak_bytes: int
+    images: int = 1  # of the batch
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,14 +51,16 @@ class Summary:
             votes = f"{layer.votes:,}" if layer.votes else ""
             lines.append(f"{layer.name:<14}{layer.kind:<20}{shape:<38}{layer.parameters:>12,}{votes:>12}")
         lines.append(f"{'all':<72}{self.parameters:>12,}{self.votes:>12,}")
-        lines.append(f"kept of one image for the backward pass: {_mib(self.kept_bytes)}, measured")
+        images = "one image" if self.images == 1 else f"{self.images} images"
+        lines.append(f"kept of {images} for the backward pass: {_mib(self.kept_bytes)}, measured")
+        lines.append(f"peak of a training step with {images}: {_mib(self.peak_bytes)} above parameters, measured")
         if self.votes:
             lines.append(f"storing the votes of one image once would take {_mib(self.vote_bytes)} more")
         return "\n".join(lines)
 
 
-def summarise(network: nn.Module, task: Task) -> Summary:
-    """Runs one image through the network, and through its decoder if it has one."""
+def summarise(network: nn.Module, task: Task, batch_size: int = 1) -> Summary:
+    """Runs some images through the network, and through its decoder if it has one; then once more and back."""
     layers: list[Layer] = []
     hooks = [
         module.register_forward_hook(lambda m, i, o, name=name: layers.append(_layer(name, m, i, o)))
@@ -68,19 +74,30 @@ def summarise(network: nn.Module, task: Task) -> Summary:
 
     training = network.training
     network.eval()  # a norm needs more than one image in training
-    image = torch.randn(1, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    image = torch.randn(batch_size, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
+
+    def forward() -> list[Tensor]:
         outputs = network(image)
+        found = list(outputs) if isinstance(outputs, tuple) else [outputs]
         if getattr(network, "decoder", None) is not None:
-            network.reconstruct(outputs)  # type: ignore[operator]
+            found.append(network.reconstruct(outputs))  # type: ignore[operator]
+        return found
+
+    def step() -> None:
+        trained = [p for p in network.parameters() if p.requires_grad]
+        torch.autograd.grad([x.sum() for x in forward()], trained, allow_unused=True)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        forward()
     for hook in hooks:
         hook.remove()
+    peak = peak_bytes(step)
     network.train(training)
     for parameter in network.parameters():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
     parameters = sum(p.numel() for p in network.parameters())
     votes, vote_bytes = (sum(getattr(layer, key) for layer in layers) for key in ("votes", "vote_bytes"))
-    return Summary(layers, parameters, votes, vote_bytes, sum(kept.values()))
+    return Summary(layers, parameters, votes, vote_bytes, sum(kept.values()), peak, batch_size)
 
 
 def _leaves(network: nn.Module) -> list[tuple[str, nn.Module]]:
