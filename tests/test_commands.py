@@ -212,8 +212,14 @@ def test_info_knows_the_papers_numbers(capsys):
     assert layers["conv_caps1"]["vote_bytes"] == layers["conv_caps1"]["votes"] * 64
     assert layers["class_caps"]["votes"] == 16 * 32 * 5
     assert summary["kept_bytes"] < summary["vote_bytes"] / 10
-    assert main(["info"]) == 0
-    assert "votes" in capsys.readouterr().out
+    assert summary["kept_bytes"] < summary["peak_bytes"] < summary["vote_bytes"]
+    assert main(["info", "--batch-size", "2"]) == 0
+    printed = capsys.readouterr()
+    assert "votes" in printed.out
+    assert "peak of a training step with 2 images: " in printed.out
+    assert "profiler" not in printed.err
+    assert main(["info", "--batch-size", "0"]) == 2
+    assert "--batch-size must be at least 1, but it is 0" in capsys.readouterr().err
 
 
 def test_info_of_vector_capsules(capsys):

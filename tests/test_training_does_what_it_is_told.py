@@ -8,6 +8,7 @@ from pathlib import Path
 import official_files as official
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritoncaps import EMRouting, VBRouting
 from tritoncaps.data import DATASETS, ImageSet, load
@@ -15,6 +16,7 @@ from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.models import CapsNet
 from tritoncaps.training import NETWORKS, Config, ConfigError, build, evaluate, load_checkpoint, own, read_config, train
 from tritoncaps.training.distributed import World
+from tritoncaps.training.loop import Trainer
 from tritoncaps.training.metrics import read_metrics
 from tritoncaps.training.networks import Task
 from tritoncaps.training.objective import Objective, correct
@@ -320,3 +322,64 @@ def test_a_checkpoint_describes_data_of_ones_own(monkeypatch):
     monkeypatch.delitem(DATASETS, "mine:load")
     own.add_described("mine:load", description)
     assert DATASETS["mine:load"].pipeline == pipeline
+
+
+def test_graphs(run, elsewhere, monkeypatch):
+    """The mode of torch.compile that replays CUDA graphs; without a GPU, a sentence."""
+    modes = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, mode=None: modes.append(mode))
+    with pytest.raises(ConfigError, match=r"^--graphs needs a GPU"):
+        run(graphs=True)
+    begun = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(True))
+    trainer = elsewhere(graphs=True)
+    trainer._step(next(trainer._batches()))
+    assert modes == ["reduce-overhead"]
+    assert begun == [True]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, folder):
+    """A run on a device without numbers: what waits for one raises."""
+
+    def start(**settings):
+        settings = {**TINY, "data_dir": folder, "out": str(tmp_path / "meta"), **settings}
+        (tmp_path / "meta").mkdir()
+        return Trainer(Config(**settings), World(0, 1, torch.device("meta")), None, quiet=True)
+
+    return start
+
+
+@pytest.mark.parametrize("settings", [{}, {"model": "matrix-capsnet-small", "backend": "reference", "iterations": 1}])
+def test_a_step_waits_for_no_copy(elsewhere, monkeypatch, settings):
+    """Numbers of the host reach the device by copies without waiting, and by none that torch hides."""
+    trainer = elsewhere(**settings)
+    parts = next(trainer._batches())
+    trainer._step(parts)  # tables of maps are made and copied at the first step
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a step copies numbers of the host to the device, and waits")
+
+    monkeypatch.setattr(torch, "tensor", refuse)
+    monkeypatch.setattr(torch.Tensor, "new_tensor", refuse)
+    with Transfers() as transfers:
+        trainer._step(parts)
+    assert transfers.waits == [False] * 3  # random numbers, images, labels
+
+
+class Transfers(TorchDispatchMode):
+    """Copies from the host to another device, and whether the host waits for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        name = function.overloadpacket
+        if name == torch.ops.aten._to_copy and args[0].device.type == "cpu" and result.device.type != "cpu":
+            self.waits.append(not kwargs.get("non_blocking"))
+        if name == torch.ops.aten.copy_ and args[1].device.type == "cpu" and args[0].device.type != "cpu":
+            self.waits.append(len(args) < 3 or not args[2])
+        return result

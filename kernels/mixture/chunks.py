@@ -17,7 +17,7 @@ SLOPES, MOMENTS, CHILD = 4 * POSE + 3, 2 * POSE + 1, 2 * (POSE + 1)
 def chunks_of(images: int, parents: int, children: int, groups: int, iterations: int, itemsize: int) -> list[slice]:
     """Slices of the batch, of nearly the same length: at least one image, and no more than the workspace holds.
 
-    ``parents``, ``children`` and ``groups`` (numbers that are kept for each child that competes) are of one image.
+    ``parents``, ``children`` and ``groups`` (a number for each child that competes) are those of one image.
     """
     numbers = (iterations * SLOPES + MOMENTS) * parents + CHILD * children + 2 * (iterations - 1) * groups
     most = max(1, WORKSPACE // max(1, numbers * itemsize))

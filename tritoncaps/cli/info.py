@@ -4,6 +4,7 @@ examples:
   tritoncaps info                                              the small MatrixCapsNet for images of ToyNORB
   tritoncaps info --model matrix-capsnet --data smallnorb
   tritoncaps info --model matrix-capsnet --size 224            larger images
+  tritoncaps info --batch-size 64                              memory of a batch
   tritoncaps info --run runs/mnist-capsnet --json
   tritoncaps info --run runs/mnist-capsnet --curve curve.png   also draw the learning curve
 """
@@ -32,6 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", choices=DATASETS, default="toynorb", help="data set [toynorb]")
     parser.add_argument("--iterations", type=int, default=3, help="routing iterations [3]")
     parser.add_argument("--size", type=int, metavar="N", help="images of NxN pixels [those of the data set]")
+    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="images whose memory is measured [1]")
     parser.add_argument("--curve", type=Path, metavar="FILE", help="draw the learning curve of --run into this file")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         task = Task(task.data, task.channels, args.size, args.size, task.classes)
     if not args.run_folder:
         network = build_network(config, task)
-    summary = summarise(network, task)
+    if args.batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1, but it is {args.batch_size}")
+    summary = summarise(network, task, args.batch_size)
     print(json.dumps(summary.as_dict()) if args.json else summary)
     return 0

@@ -115,8 +115,8 @@ class Pipeline:
         size = self.size(*images.shape[2:])
         if self.pad:
             pixels = F.pad(pixels, (self.pad,) * 4, mode="replicate" if self.edges == "repeat" else "constant")
-        places = torch.tensor([p - s + 1 for p, s in zip(pixels.shape[2:], size, strict=True)], device=images.device)
-        corners = (random[:, :2] * places).long().minimum(places - 1)
+        places = [p - s + 1 for p, s in zip(pixels.shape[2:], size, strict=True)]
+        corners = torch.stack([(random[:, i] * n).long().clamp(max=n - 1) for i, n in enumerate(places)], dim=1)
         pixels = self._standardise("crop", _cut(pixels, corners, size))
         if self.jitter is not None and self.jitter.last:
             pixels = self.jitter(pixels, random[:, 2:4])

@@ -109,6 +109,7 @@ class Config:
     device: str = _setting("auto", "cpu, cuda, cuda:1, .. [a GPU if there is one]")
     amp: str = _setting("none", "mixed precision", ("none", "bfloat16", "float16"))
     compile: bool = _setting(False, "torch.compile the network")
+    graphs: bool = _setting(False, "compile the network and replay it as CUDA graphs: for small networks on a GPU")
     workers: int = _setting(0, "processes that load images")
     seed: int = _setting(0, "random seed of weights, order and augmentation")
 

@@ -120,9 +120,10 @@ def autocast(device: torch.device, amp: str) -> AbstractContextManager:
 def _batches(data: Dataset, world: World, workers: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     own = torch.arange(world.rank, len(data), world.size)  # type: ignore[arg-type]
     order: Any = [batch.tolist() for batch in own.split(BATCH)]
-    loader = DataLoader(data, batch_sampler=order, collate_fn=as_it_is, num_workers=workers)
+    pinned = world.device.type == "cuda"
+    loader = DataLoader(data, batch_sampler=order, collate_fn=as_it_is, num_workers=workers, pin_memory=pinned)
     for indices, (images, labels, *_) in zip(own.split(BATCH), loader, strict=True):
-        yield indices, images.to(world.device), labels.to(world.device)
+        yield indices, images.to(world.device, non_blocking=True), labels.to(world.device, non_blocking=True)
 
 
 def as_it_is(batch: Any) -> Any:

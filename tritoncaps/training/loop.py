@@ -153,8 +153,10 @@ class Trainer:
         self.latest: Evaluation | None = None
         if saved is not None:
             self._restore(saved)
-        if config.compile:
-            self.network.compile()
+        if config.graphs and w.device.type == "cpu":
+            raise ConfigError("--graphs needs a GPU: it replays the network as CUDA graphs")
+        if config.compile or config.graphs:
+            self.network.compile(**({"mode": "reduce-overhead"} if config.graphs else {}))
         self.parallel: nn.Module = self.objective
         if w.size > 1:
             # batch normalisation uses the running statistics of the first process
@@ -234,7 +236,10 @@ class Trainer:
         # random numbers of the whole batch, so that augmentation does not depend on the number of devices
         torch.manual_seed(_seed(self.config.seed, self.step))
         random = torch.rand(self.config.batch_size, RANDOM_NUMBERS)[self.world.rank :: self.world.size]
+        random = random.pin_memory() if self.world.device.type == "cuda" else random
         torch.manual_seed(_seed(self.config.seed, self.step, self.world.rank))
+        if self.config.graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # a replay may overwrite the outputs of the step before
         for part, (batch, numbers) in enumerate(zip(parts, random.split(self.share), strict=True)):
             last = part == len(parts) - 1
             waits = isinstance(self.parallel, DistributedDataParallel) and not last
@@ -251,15 +256,16 @@ class Trainer:
         self._clock = now
 
     def _backward(self, batch: tuple[Tensor, ...], random: Tensor) -> None:
-        images, labels, *drawings = (x.to(self.world.device, non_blocking=True) for x in batch)
-        seen = self.pipeline.train(images, random.to(self.world.device))
+        on_device = (x.to(self.world.device, non_blocking=True) for x in (random, *batch))
+        random, images, labels, *drawings = on_device
+        seen = self.pipeline.train(images, random)
         target = drawings[0].float() / 255 if drawings else None
         share = self._share_of_labels()
         with autocast(self.world.device, self.config.amp):
             loss, scores = self.parallel(mix(seen, share) if share < 1 else seen, labels, target, share)
         self.scaler.scale(loss / self.config.accumulate).backward()
         right = correct(scores.detach(), labels).sum()
-        self.totals += torch.stack([loss.detach() * len(labels), right, right.new_tensor(len(labels))])
+        self.totals += torch.stack([loss.detach() * len(labels), right, torch.full_like(right, len(labels))])
 
     def _share_of_labels(self) -> float:
         """The weight of an image's own label in mixup, at random for each part of a batch, at least 1/2."""

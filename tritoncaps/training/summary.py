@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tritoncaps._internal.memory import peak_bytes
 from tritoncaps.capsules import Capsules
 from tritoncaps.training.networks import Task
 
@@ -29,14 +30,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """A network. ``kept_bytes``: measured memory that autograd keeps for the backward pass of one image, without
-    parameters."""
+    """A network. ``kept_bytes``: measured memory that autograd keeps for the backward pass of a batch, without
+    parameters. ``peak_bytes``: the peak memory of a training step, without parameters and images, with all gradients."""
 
     layers: list[Layer]
     parameters: int
     votes: int
     vote_bytes: int
     kept_bytes: int
+    peak_bytes: int
+    images: int = 1  # of the batch
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,14 +51,18 @@ class Summary:
             votes = f"{layer.votes:,}" if layer.votes else ""
             lines.append(f"{layer.name:<14}{layer.kind:<20}{shape:<38}{layer.parameters:>12,}{votes:>12}")
         lines.append(f"{'all':<72}{self.parameters:>12,}{self.votes:>12,}")
-        lines.append(f"memory kept for the backward pass of one image: {_mib(self.kept_bytes)}, measured")
+        images = "one image" if self.images == 1 else f"{self.images} images"
+        lines.append(f"memory kept for the backward pass of {images}: {_mib(self.kept_bytes)}, measured")
+        lines.append(
+            f"peak memory of a training step with {images}: {_mib(self.peak_bytes)} above parameters, measured"
+        )
         if self.votes:
             lines.append(f"storing the votes of one image once would need {_mib(self.vote_bytes)} more")
         return "\n".join(lines)
 
 
-def summarise(network: nn.Module, task: Task) -> Summary:
-    """Run one image through the network, and through its decoder if it has one."""
+def summarise(network: nn.Module, task: Task, batch_size: int = 1) -> Summary:
+    """Run some images through the network, and through its decoder if it has one. Then run a training step."""
     layers: list[Layer] = []
     hooks = [
         module.register_forward_hook(lambda m, i, o, name=name: layers.append(_layer(name, m, i, o)))
@@ -69,19 +76,30 @@ def summarise(network: nn.Module, task: Task) -> Summary:
 
     training = network.training
     network.eval()  # a norm needs more than one image in training
-    image = torch.randn(1, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    image = torch.randn(batch_size, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
+
+    def forward() -> list[Tensor]:
         outputs = network(image)
+        found = list(outputs) if isinstance(outputs, tuple) else [outputs]
         if getattr(network, "decoder", None) is not None:
-            network.reconstruct(outputs)  # type: ignore[operator]
+            found.append(network.reconstruct(outputs))  # type: ignore[operator]
+        return found
+
+    def step() -> None:
+        trained = [p for p in network.parameters() if p.requires_grad]
+        torch.autograd.grad([x.sum() for x in forward()], trained, allow_unused=True)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        forward()
     for hook in hooks:
         hook.remove()
+    peak = peak_bytes(step)
     network.train(training)
     for parameter in network.parameters():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
     parameters = sum(p.numel() for p in network.parameters())
     votes, vote_bytes = (sum(getattr(layer, key) for layer in layers) for key in ("votes", "vote_bytes"))
-    return Summary(layers, parameters, votes, vote_bytes, sum(kept.values()))
+    return Summary(layers, parameters, votes, vote_bytes, sum(kept.values()), peak, batch_size)
 
 
 def _leaves(network: nn.Module) -> list[tuple[str, nn.Module]]:
