@@ -1,23 +1,23 @@
 # make demo   set up .venv and train a small capsule network for about two minutes
 # make test   set up .venv, then lint, type-check and run the whole test suite
 # make docs   set up .venv and build the documentation site into build/site, without a network
-# make notebooks   execute the notebooks of examples/ again
+# make notebooks   make the notebooks of examples/ and run them
 # make dist   set up .venv and build the sdist and the wheel into dist/
 # make test-lowest           the tests with the oldest versions of all dependencies, in .venv-lowest
 # make test-without-triton   the tests that need no Triton, for macOS
 # make bench  measure the quick suite and write docs/benchmarks.md from it
 # make experiments  the papers' experiments in their quick form, and the pictures of docs/experiments.md; needs MNIST
-# make fuzz   call the public functions 20,000 times with anything for arguments
-# make soak   train for 2,000 steps on random shapes and watch memory
-# They work on a fresh clone with Python 3.10 to 3.13 and make, and reuse .venv when it is there.
+# make fuzz   call the public functions 20,000 times with random, mostly wrong arguments
+# make soak   train for 2,000 steps on random shapes and check the memory
+# They work in a new clone with Python 3.10 to 3.13 and make, and use .venv if it exists.
 
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-# torch's threads sleep while they wait, as under the command `tritoncaps`; see docs/backends.md.
+# torch's threads sleep while they wait, as with the command `tritoncaps`; see docs/backends.md.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-# The stamp names the folder and what was installed, so that a moved folder or a changed pin installs again.
+# The name of the stamp depends on the folder and on the dependencies: if one of them changes, make installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
 .PHONY: demo test lint typecheck joined pytest docs notebooks dist test-lowest test-without-triton bench experiments fuzz soak clean
@@ -31,7 +31,7 @@ lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-# Type checkers and the documentation see the package as it is installed: kernels/ and models/ inside tritoncaps.
+# Type checkers and the documentation need the package as it is installed: kernels/ and models/ inside of tritoncaps.
 joined:
 	@mkdir -p build/typed/tritoncaps
 	@ln -sfn $(CURDIR)/tritoncaps/* $(CURDIR)/kernels $(CURDIR)/models build/typed/tritoncaps/
@@ -55,20 +55,20 @@ dist: $(STAMP)
 	$(RUN) -m build --no-isolation --outdir dist .
 	$(RUN) -m twine check --strict dist/*
 
-# The oldest versions of all dependencies, in an environment of its own.
+# The oldest versions of all dependencies, in a separate environment.
 test-lowest:
 	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[train,testing,triton]' pytest pytest-xdist
 	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
 
-# The test files that do not name Triton.
+# The test files that do not contain the word triton.
 test-without-triton: $(STAMP)
 	$(RUN) -m pytest -n 2 --dist worksteal $(shell grep -Lw triton tests/test_*.py)
 
 bench: $(STAMP)
 	$(RUN) bench/suite.py --quick --page docs/benchmarks.md
 
-# each in its turn: what is done is kept, so that an interrupted make goes on
+# one after the other; results are saved, so that an interrupted make can be continued
 experiments: $(STAMP)
 	for name in $$($(RUN) -m tritoncaps experiment list | cut -d' ' -f1); do \
 		$(RUN) -m tritoncaps experiment $$name --quick || exit 1; \

@@ -57,7 +57,7 @@ WITH_EXAMPLES = (
 
 INHERITED = {"extra_repr", "forward", "new_parameters", "reset_parameters", "route"}  # a base class documents them
 OUTSIDE = ("tritoncaps.kernels", "tritoncaps.routing.", "tritoncaps.training.networks")  # only some names are checked
-ELSEWHERE = {"Config", "Inputs"}  # `tritoncaps train --help` and the string below the name describe their fields
+ELSEWHERE = {"Config", "Inputs"}  # the help texts of the settings, and the string below the name, describe them
 ROUTINGS = [tritoncaps.DynamicRouting, tritoncaps.EMRouting, tritoncaps.MixtureRouting, tritoncaps.VBRouting]
 
 

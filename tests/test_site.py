@@ -45,6 +45,23 @@ def test_pages_are_made_of_the_public_names(tmp_path, monkeypatch, reference):
     assert "| [`Layer`][small.layers.Layer] | A `x.Y` layer. |" in reference.overview(found)
 
 
+def test_docstrings_are_converted_for_the_site(tmp_path, reference):
+    """Shape becomes a list with a title, cross-references become links, and settings show default and help."""
+    (tmp_path / "small.py").write_text(
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass Config:\n"
+        "    'Settings.\\n\\n    Raises:\\n        ValueError: if it is wrong.\\n    '\n"
+        "    steps: int = _setting(10, 'number of steps', least=1)\n"
+        "def f(x):\n    'A :func:`~small.f`.\\n\\n    Shape:\\n        - x: [N, *space]\\n    '\n"
+    )
+    extensions = griffe.load_extensions(reference.Sections)
+    found = griffe.load("small", search_paths=[tmp_path], extensions=extensions, try_relative_path=False)
+    assert found["f"].docstring.value == "A [`f`][small.f].\n\n**Shape:**\n\n- x: [N, \\*space]"
+    config = found["Config"]
+    assert "Attributes:\n    steps: number of steps\n\nRaises:" in config.docstring.value
+    assert str(config.parameters["steps"].default) == "10"
+
+
 def test_every_name_of_the_package_has_a_page(reference):
     """The module that defines it has one."""
     defined = {getattr(tritoncaps, name).__module__ for name in tritoncaps.__all__ if name[0].isupper()}

@@ -99,10 +99,13 @@ def m_step(
 ) -> Gaussians:
     """M-step of EM routing: fit a Gaussian to the votes for each parent, and compute the parent's activation logit.
 
-    With r_ij = R_ij a_i:   S_j = sum_i r_ij,   mean_jh = sum_i r_ij V_ijh / S_j
-                            variance_jh = max(sum_i r_ij (V_ijh - mean_jh)^2 / S_j, variance_floor)
-                            cost_j = sum_h (beta_u_j + 1/2 log variance_jh) S_j / mean_data
-                            logit_j = inverse_temperature (beta_a_j - cost_j)
+    With r_ij = R_ij a_i:
+
+        S_j = sum_i r_ij
+        mean_jh = sum_i r_ij V_ijh / S_j
+        variance_jh = max(sum_i r_ij (V_ijh - mean_jh)^2 / S_j, variance_floor)
+        cost_j = sum_h (beta_u_j + 1/2 log variance_jh) S_j / mean_data
+        logit_j = inverse_temperature (beta_a_j - cost_j)
 
     Args:
         votes: the votes V.
@@ -135,9 +138,11 @@ def m_step(
 def moments(
     votes: Tensor, assignments: Tensor, activations: Tensor, routing_map: RoutingMap
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Support, mean and variance of the votes for each parent, with r_ij = R_ij a_i.
+    """Support, mean and variance of the votes for each parent, with r_ij = R_ij a_i:
 
-    S_j = sum_i r_ij,   mean_jh = sum_i r_ij V_ijh / S_j,   variance_jh = sum_i r_ij (V_ijh - mean_jh)^2 / S_j
+        S_j = sum_i r_ij
+        mean_jh = sum_i r_ij V_ijh / S_j
+        variance_jh = sum_i r_ij (V_ijh - mean_jh)^2 / S_j
 
     Args:
         votes: the votes V.
@@ -171,8 +176,8 @@ def moments(
 def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, competition: str = "global") -> Tensor:
     """E-step of EM routing: compute the assignments from the likelihoods of the votes.
 
-    l_ij = log a_j - 1/2 sum_h [(V_ijh - mean_jh)^2 / variance_jh + log(2 pi variance_jh)]
-    R_ij = exp(l_ij) / sum over the parents j' that compete for i of exp(l_ij')
+        l_ij = log a_j - 1/2 sum_h [(V_ijh - mean_jh)^2 / variance_jh + log(2 pi variance_jh)]
+        R_ij = exp(l_ij) / sum over the parents j' that compete for i of exp(l_ij')
 
     Args:
         votes: the votes V.
@@ -327,8 +332,9 @@ def mixture_steps(
 ) -> Iterator[tuple[Components, Tensor]]:
     """The iterations of a mixture routing.
 
-    R_ij = 1 / (number of parents that compete for i) at first, then the softmax over these parents of
-    l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2
+    At first, R_ij = 1 / (number of parents that compete for i). Then R is the softmax of l over these parents:
+
+        l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2
 
     Args:
         poses: the children's poses.
@@ -465,7 +471,9 @@ def dynamic_routing(
 ) -> Tensor:
     """Dynamic routing: the squashed sum of the votes, each weighted by its coupling coefficient.
 
-    c = softmax of b over the parents of a child;   v_j = squash(sum_i c_ij u_hat_ij);   b_ij += u_hat_ij . v_j
+        c = softmax of b over the parents of a child
+        v_j = squash(sum_i c_ij u_hat_ij)
+        b_ij += u_hat_ij . v_j
 
     Args:
         poses: the children's vectors u.

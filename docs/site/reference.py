@@ -1,6 +1,7 @@
 """Generates the pages of the API reference from the public names of each module. A public name without a docstring is
 an error. MkDocs loads this file as a hook, griffe loads it as an extension."""
 
+import ast
 import re
 import textwrap
 from typing import Any
@@ -49,6 +50,24 @@ class Sections(griffe.Extension):
         if obj.docstring:
             text = SHAPE.sub(shape, ROLE.sub(link, obj.docstring.value))
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+        if obj.is_class and obj.docstring:
+            describe_settings(obj)
+
+
+def describe_settings(cls: Any) -> None:
+    """For fields like ``name: str = _setting(default, "help", ...)``: show the default and the help text."""
+    calls = {name: member.value for name, member in cls.members.items() if member.is_attribute}
+    calls = {name: call for name, call in calls.items() if str(call).startswith("_setting(")}
+    for name, call in calls.items():
+        cls.members[name].value = call.arguments[0]
+        for parameter in cls.parameters:
+            if parameter.name == name:
+                parameter.default = call.arguments[0]
+    lines = [f"    {name}: {ast.literal_eval(str(call.arguments[1]))}" for name, call in calls.items()]
+    if lines:
+        cls.docstring.value = cls.docstring.value.replace(
+            "\nRaises:", "\nAttributes:\n" + "\n".join(lines) + "\n\nRaises:"
+        )
 
 
 def shape(section: re.Match[str]) -> str:

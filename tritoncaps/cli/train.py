@@ -51,7 +51,8 @@ def _help(item: Field) -> str:
     text = item.metadata["help"]
     if item.default is None or text.endswith("]"):
         return text
-    return f"{text} [{'no' if item.default is False else item.default}]"
+    default = {True: "yes", False: "no"}[item.default] if isinstance(item.default, bool) else item.default
+    return f"{text} [{default}]"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -151,7 +151,7 @@ def _share(network: Trained, pixels: Tensor, labels: Tensor) -> float:
 
 
 def _examples(networks: tuple[Trained, ...], data: ImageSet, epsilons: list[float], steps: int) -> list[dict[str, Any]]:
-    """Rows of changed images with what they are taken for: both networks classify them right before the change."""
+    """Rows of changed images with their predictions. Both networks classify the unchanged images correctly."""
     pixels = pixels_of(data)
     with torch.no_grad():
         known = torch.stack([class_scores(n(pixels)).argmax(1) == data.labels for n in networks]).all(0).nonzero()[:, 0]

@@ -46,10 +46,10 @@ class Config:
     limit: int | None = _setting(None, "train on this many images, chosen at random [all]")
     test_limit: int | None = _setting(None, "test on this many images, chosen at random [all]")
     validation: int = _setting(
-        0, "number of training images to hold out; they choose the best network, instead of the test images"
+        0, "number of training images to hold out; the best network is chosen on them, not on the test images"
     )
     validation_instances: int = _setting(
-        0, "number of objects of each class to hold out with all their images, which choose the best network"
+        0, "number of objects of each class to hold out, with all their images; the best network is chosen on them"
     )
     final_test: bool = _setting(
         True, "at the end of a run with held-out images, test the best network on the test images"
