@@ -31,7 +31,7 @@ class Layer:
 @dataclass(frozen=True)
 class Summary:
     """A network. ``kept_bytes``: measured memory that autograd keeps for the backward pass of a batch, without
-    parameters. ``peak_bytes``: the peak memory of a training step, without parameters and images, with all gradients."""
+    parameters. ``peak_bytes``: peak memory of a training step, without parameters and images, with all gradients."""
 
     layers: list[Layer]
     parameters: int
