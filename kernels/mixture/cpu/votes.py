@@ -5,8 +5,8 @@ loops: two rows of a vote at a time need eight accumulators, and use every loade
 
 Arguments: `poses` are the 16 numbers of a child; `weight` and `dv` have 16 rows for each vote, one for each entry;
 `parent` and `slopes` are the statistics and slopes of a block of a parent (`layout.Statistic`, `layout.Slope`);
-`offset` has 4 numbers; all others have one row or one number for each vote. Micro-kernels with `edges` loop over `count` edges
-of a parent; an edge contains the indices of the child, the weight, the slot and the group (`layout.Edge`).
+`offset` has 4 numbers; all others have one row or one number for each vote. Micro-kernels with `edges` loop over
+`count` edges of a parent; an edge has the indices of the child, the weight, the slot and the group (`layout.Edge`).
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def _add_moments(
 
 def _check_centre(excess: Rows, moments: Rows, numbers: Rows) -> None:
     """excess, a number, is positive if a variance has lost precision: if a mean is more than FAR standard deviations
-    from the centre. The standard deviation counts as at least what matters to the fit (variance_floor, scatter_floor)."""
+    from the centre. The standard deviation has a lower limit, from variance_floor and scatter_floor."""
     total = moments[Moment.TOTAL]
     scale = where(total > 0.0, total, 1.0)
     scale = scale.like(1.0) / scale
