@@ -64,6 +64,6 @@ def test_neither_batch_nor_sizes_compile_anew():
 
 def test_an_old_package_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(backends, "_version", lambda package: (3, 3))
-    assert backends._missing.__wrapped__("triton") == "its kernels need triton 3.4 or newer, and 3.3 is installed"
+    assert backends._missing.__wrapped__("triton") == "its kernels need triton 3.4 or newer, but 3.3 is installed"
     monkeypatch.setattr(backends, "_version", lambda package: (3, 4))
     assert backends._missing.__wrapped__("triton") == ""

@@ -143,7 +143,7 @@ def _missing(name: str) -> str:
         return f"the package {package} is not installed: pip install {package}"
     found = _version(package)
     if found and found < oldest:
-        return f"its kernels need {package} {_text(oldest)} or newer, and {_text(found)} is installed"
+        return f"its kernels need {package} {_text(oldest)} or newer, but {_text(found)} is installed"
     return ""
 
 
