@@ -337,7 +337,7 @@ BROKEN = {
         names(weight=WEIGHT, coordinates=NewParameter((1,))),
         "MyRouting must not name a parameter 'coordinates': layers use that name",
     ),
-    "no name": (names(**{"weight": WEIGHT, "a.b": NewParameter((1,))}), "as Python names variables, but one is 'a.b'"),
+    "no name": (names(**{"weight": WEIGHT, "a.b": NewParameter((1,))}), "names are Python identifiers, but one is 'a.b'"),
     "route returns nothing": (returns(lambda x: None), r"MyRouting.route must return Capsules\(.*returned a NoneType"),
     "route returns a tensor": (
         returns(lambda x: x.poses),
@@ -345,15 +345,15 @@ BROKEN = {
     ),
     "route returns a list of poses": (
         returns(lambda x: x._replace(poses=[1.0])),
-        "what MyRouting.route returns as poses must be a tensor, but it is a list",
+        "poses returned by MyRouting.route must be a tensor, but it is a list",
     ),
     "route returns vectors": (
         returns(lambda x: x._replace(poses=x.poses[..., 0])),
-        r"what MyRouting.route returns as poses must have shape \[2, 4, 4, 4\], but it has \[2, 4, 4\]",
+        r"poses returned by MyRouting.route must have shape \[2, 4, 4, 4\], but it has \[2, 4, 4\]",
     ),
     "route returns other activations": (
         returns(lambda x: x._replace(activations=x.activations[:1])),
-        r"what MyRouting.route returns as activations must have shape \[2, 4\], but it has \[1, 4\]",
+        r"activations returned by MyRouting.route must have shape \[2, 4\], but it has \[1, 4\]",
     ),
     "fit returns a tensor": (
         mixture(lambda self, moments, *_: moments.mean),

@@ -9,7 +9,7 @@ from tritoncaps import Capsules, ConvCaps2d, EMRouting, RoutingMap, functional
 from tritoncaps.testing import Problem
 
 MAP = RoutingMap.conv((3, 2), 2)
-SENTENCE = "activations must be at least 0, as those of a sigmoid are, but one is -0.7"
+SENTENCE = "activations must be at least 0, such as the results of a sigmoid, but one is -0.7"
 
 
 @pytest.fixture(params=["reference", "cpu", "triton"])
