@@ -136,7 +136,7 @@ def dynamic_parent_view_kernel(
         i_s = i_step // B
         i_b = i_step % B
         i_l = tl.load(p_children + i_p * S + i_s)
-        m_image = m_n & (i_l >= 0)  # an empty slot (-1) has no child
+        m_image = m_n & (i_l >= 0)  # a missing slot (-1) has no child
         i_l = tl.maximum(i_l, 0)
         i_k = tl.load(p_weight_of + i_s)
         p_pose = p_poses + ((o_n * B + i_b) * L + i_l) * D
@@ -204,7 +204,7 @@ def dynamic_child_view_kernel(
     m_n = o_n < N
     i_l = tl.load(p_group_child + i_g)
     i_begin = tl.load(p_group_start + i_g)
-    i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)  # an empty slot (-1) has no pairs
+    i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)  # a missing slot (-1) has no pairs
     p_pose = p_poses + ((o_n * B + i_b) * L + tl.maximum(i_l, 0)) * D
 
     # one running maximum and sums for each of the BC columns; they are combined at the end

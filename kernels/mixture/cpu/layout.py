@@ -29,7 +29,7 @@ from tritoncaps.kernels.common.numerics import least_support, wide_dtype
 from tritoncaps.kernels.common.tables import Tables, offset_of
 from tritoncaps.kernels.mixture.iteration import Fit, History
 
-WEIGHTS_TOGETHER = 36  # limit for the weight blocks of child types that are routed together: the L1 cache
+WEIGHTS_TOGETHER = 36  # largest number of weight blocks of child types routed together: these fit the L1 cache
 EDGES_TOGETHER = 128  # limit for the edges of a parent, for the same reason
 TYPES_TOGETHER = 8  # limit for the child types
 ALONE = 512  # vectors of votes; for fewer, one thread finishes before it could wake another one

@@ -1,7 +1,7 @@
 """Pose votes, M-step and E-step on stored votes, forward and backward.
 
 Votes are [N, P, S, B, C, H] and assignments [N, P, S, B, C], for any pose size H; arrays of parents are [N, P, C, H]
-and [N, P, C], of children [N, B, L]. The kernels do not read the entries of empty slots, and write zeros there.
+and [N, P, C], of children [N, B, L]. The kernels do not read the entries of missing slots, and write zeros there.
 
 Memory bandwidth is the limit, so the kernels read votes once and write gradients of votes once. The M-step reads votes
 twice, but the second time from a cache. A task owns a parent location of an image with all its edges, or some child
