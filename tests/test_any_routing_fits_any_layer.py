@@ -337,7 +337,7 @@ BROKEN = {
         names(weight=WEIGHT, coordinates=NewParameter((1,))),
         "MyRouting must not name a parameter 'coordinates': layers use that name",
     ),
-    "no name": (names(**{"weight": WEIGHT, "a.b": NewParameter((1,))}), "names are Python identifiers, but one is 'a.b'"),
+    "no name": (names(**{"weight": WEIGHT, "a.b": NewParameter((1,))}), "must return .* Python identifiers, .* 'a.b'"),
     "route returns nothing": (returns(lambda x: None), r"MyRouting.route must return Capsules\(.*returned a NoneType"),
     "route returns a tensor": (
         returns(lambda x: x.poses),

@@ -21,8 +21,8 @@ class Moments(NamedTuple):
     """Moments of the votes for each parent, with the weights r_ij = R_ij a_i.
 
     ``support`` [N, C, *out_size] is the sum of r. ``mean`` and ``variance`` [N, C, *out_size, 4, 4] are the mean and
-    the variance of the votes. All three are zero for a parent without support. ``data_per_parent`` is the number of child
-    capsules of the layer divided by the number of parent capsules.
+    the variance of the votes. All three are zero for a parent without support. ``data_per_parent`` is the number of
+    child capsules of the layer divided by the number of parent capsules.
     """
 
     support: Tensor
