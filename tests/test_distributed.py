@@ -1,4 +1,4 @@
-"""Two processes train as one: DDP, FSDP2, and checkpoints that another number of processes loads."""
+"""Two processes train like one: DDP, FSDP2, and checkpoints that another number of processes can load."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""What a launch compiles depends on options and dtypes, not on the batch or on the sizes of a layer.
+"""The kernels that a launch compiles depend on options and dtypes, not on the batch or on the sizes of a layer.
 
-Triton asks for a compiled kernel by a key. These tests collect the keys in a process of their own, because this one has
-Triton's interpreter; nothing is compiled and nothing is run.
+Triton looks up compiled kernels by a key. These tests collect the keys in another process, because this one uses
+Triton's interpreter. They compile and run no kernel.
 """
 
 import json

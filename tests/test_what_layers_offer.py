@@ -1,4 +1,4 @@
-"""What a user asks of layers, models and capsules beyond their forward pass."""
+"""Features of layers, models and capsules besides their forward pass."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_same_padding_sees_the_children_that_torch_sees(kernel, dilation):
 
 @pytest.mark.parametrize("kernel", [2, 3, 4])
 def test_same_padding_is_padding_by_hand(kernel):
-    """Silent children around the input vote for nobody: the same parents as with padding, up to the mean of data."""
+    """Children with activation zero around the input equal padding, except for mean_data."""
     routing = EMRouting(2, mean_data=False, final_lambda=0.1, competition="local")
     layer = ConvCaps2d(3, 4, kernel, padding="same", routing=routing, backend="reference", dtype=torch.float64)
     plain = ConvCaps2d(3, 4, kernel, routing=routing, backend="reference", dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_capsules_are_mapped_moved_and_detached():
     assert cut.poses.data_ptr() == given.poses.data_ptr()
 
 
-# assignments and votes, to look at
+# assignments and votes
 
 
 @pytest.mark.parametrize(
