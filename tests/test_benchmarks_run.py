@@ -205,7 +205,7 @@ def test_busy_programs_run_beside_every_second_run(monkeypatch, capsys):
 
 
 def test_gpu_estimate(tmp_path, bench):
-    """The traffic of the paper's first ConvCaps, forward and backward, is at most 5% of what the eager reference moves;
+    """The traffic of the paper's first ConvCaps, forward and backward, is at most 5% of that of the eager reference;
     every view fills the 108 multiprocessors of an A100 at batch 16."""
     printed = bench("gpu_estimate.py", "--gpus", "A100", "MI300X", "--json", tmp_path / "rows.json")
     assert printed.startswith("ESTIMATES")

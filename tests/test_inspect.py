@@ -256,7 +256,7 @@ def test_attribution_sums_to_the_data_of_the_class(kind):
 
 
 def test_attribution_follows_the_assignments():
-    """The last layer: R a of each child. The layer below: each parent's part, shared as R a of its own children."""
+    """The last layer: R a of each child. The layer below: a parent's part, divided like R a of its children."""
     network, images = NETWORKS["matrix"]().eval(), torch.randn(1, 1, 20, 20)
     found, layers = inspect.attribution(network, images, 1), network(images, return_intermediate=True)
     top = network.class_caps.assignments(layers["conv_caps2"])[0, 0, :, :, 1]  # [S, B]

@@ -30,7 +30,7 @@ def of_images(inputs, images):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 def test_chunks_change_no_bit_on_the_cpu(dtype, monkeypatch):
-    """Of an image, whatever it stands beside; gradients of weight and betas are sums, chunk after chunk."""
+    """Results of an image do not depend on the chunk; gradients of weight and betas are sums over the chunks."""
     check_chunks(LAYER.but(images=5), 2, dtype, "cpu", monkeypatch)
 
 

@@ -46,7 +46,7 @@ INTERPRETED = Problem(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("check", testing.MIXTURE_CHECKS, ids=lambda check: check.__name__)
 def test_property(check, backend, routing):
-    # kernels find e = V - centre as d + shift, which loses what the distance has more digits than e
+    # kernels compute e = V - centre as d + shift, which loses precision if the shift is much larger than e
     distance = 1.0 if check is testing.checks.is_as_exact_as_plain_torch else 100.0
     drawn = (testing.checks.equals_the_reference, testing.checks.breaks_where_the_reference_does)
     if backend == "triton" and check not in drawn:

@@ -1,4 +1,4 @@
-"""ToyNORB: the same bits from the same seed, disjoint toys, factors that change the image, toys on the ground, a cache."""
+"""ToyNORB: the same bits from the same seed, disjoint toys, the effect of each factor, positions, and the cache."""
 
 import numpy as np
 import pytest

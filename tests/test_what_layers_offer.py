@@ -70,7 +70,7 @@ def test_same_padding_keeps_the_size_as_in_torch(dims, kernel, dilation):
 
 @pytest.mark.parametrize(("kernel", "dilation"), [(2, 1), (3, 1), (4, 1), (2, 3)])
 def test_same_padding_sees_the_children_that_torch_sees(kernel, dilation):
-    """An image of numbers from 1 on and kernels with a single one: what torch sees is the child, or padding."""
+    """An image of 1, 2, ..., and kernels with a single 1: the result of torch is the child, or 0 for padding."""
     size = (4, 5)
     table = RoutingMap.conv(size, kernel, padding="same", dilation=dilation).children
     image = torch.arange(1.0, 21.0).reshape(1, 1, *size)

@@ -77,7 +77,7 @@ def config(tmp_path, folder):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with a module, as the current one; what was imported from it is forgotten again."""
+    """A folder with a module, as the current folder; its imports are removed at the end."""
     (tmp_path / "mine.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -86,7 +86,7 @@ def place(tmp_path, monkeypatch):
 
 
 def forget():
-    """As in a new process."""
+    """Remove the imported module, as in a new process."""
     sys.modules.pop("mine", None)
     for table in (NETWORKS, DATASETS):
         for name in [name for name in table if ":" in name]:
