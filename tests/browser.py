@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, driven over its debugging pipe: messages of the DevTools protocol, ended by a zero."""
+"""A headless Chromium for tests. It reads and writes messages of the DevTools protocol, each ended by a zero byte."""
 
 import base64
 import fcntl
@@ -27,7 +27,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """One page: ``with Browser(profile) as browser: browser.open(path)``. ``errors`` are those of its console."""
+    """One page: ``with Browser(profile) as browser: browser.open(path)``. ``errors``: messages of its console."""
 
     def __init__(self, profile, size=(1600, 1200)):
         self.profile, self.size = profile, size
@@ -107,8 +107,8 @@ class Browser:
             self.errors.append(params["entry"]["text"])
 
     def open(self, path, link=""):
-        """A file, until the page says that it is ready."""
-        self.call("Page.navigate", url="about:blank")  # a link to another place of the same page would not load it
+        """Open a file and wait until the page is ready."""
+        self.call("Page.navigate", url="about:blank")  # the browser does not load a page again for another anchor of it
         self.call("Page.navigate", url=path.resolve().as_uri() + link)
         self.wait("document.body && document.body.dataset.ready === 'true'")
 

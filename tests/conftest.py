@@ -1,4 +1,4 @@
-"""Settings of the whole suite. Triton runs in its interpreter; tests that compile kernels start their own processes."""
+"""Settings for all tests. Triton runs in its interpreter; tests that compile kernels start their own processes."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-if importlib.util.find_spec("triton"):  # it is not there on macOS, where `make test-without-triton` runs
+if importlib.util.find_spec("triton"):  # Triton does not exist for macOS, where `make test-without-triton` runs
     from triton.runtime.interpreter import (
         InterpretedFunction,
         InterpreterBuilder,
@@ -22,10 +22,10 @@ if importlib.util.find_spec("triton"):  # it is not there on macOS, where `make 
         interpreter_builder,
     )
 
-    # device_assert works, and an int32 that overflows raises
+    # device_assert works, and an overflow of int32 is an error
     interpreter_builder.options = InterpreterOptions(debug=True)
 
-    # as on a GPU, the greater of nan and a number is the number, unless a kernel asks for nan
+    # as on a GPU, the maximum of nan and a number is the number, unless a kernel propagates nan
     InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
     InterpreterBuilder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)
 
@@ -33,8 +33,8 @@ if importlib.util.find_spec("triton"):  # it is not there on macOS, where `make 
     patched = set()
 
     def call_patched(function, *args, **kwargs):
-        """Call a device function. Triton patches its language again for each, in a third of the time: a launch has
-        done so for ours, and once is enough for each file of its own."""
+        """Call a device function. Triton patches its language for each call, which takes a third of the time. A launch
+        has patched it for our files, and for each of Triton's own files once is enough."""
         names = function.fn.__globals__["__name__"]
         if names.startswith("tritoncaps") or names in patched:
             return function.rewrite()(*args, **kwargs)
@@ -43,16 +43,16 @@ if importlib.util.find_spec("triton"):  # it is not there on macOS, where `make 
 
     InterpretedFunction.__call__ = call_patched
 
-    # Python keeps frames in chunks of 16 KiB, and maps and unmaps one for every call that stands at the end of the
-    # last: a third of some tests' time. This function's own frame needs a chunk of 128 KiB, which has room for those
-    # of its calls.
+    # Python stores frames in chunks of 16 KiB. If a chunk is full, every further call maps and unmaps a new one, which
+    # takes a third of the time of some tests. The frame of this function needs a chunk of 128 KiB, which has room for
+    # the frames of its calls.
     with_room = eval(f"lambda call, {', '.join(f'_{i}=0' for i in range(8200))}: call()")
     run = InterpretedFunction.run
     InterpretedFunction.run = lambda kernel, *args, **kwargs: with_room(lambda: run(kernel, *args, **kwargs))
 
 
 def pytest_sessionstart(session):
-    """Where there will be several workers, the CPU kernels are compiled before, or each of them would do so."""
+    """If there are several workers, compile the CPU kernels first, so that not every worker compiles them."""
     if session.config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         command = [sys.executable, Path(__file__).with_name("cpu_kernels.py")]
         running = [subprocess.Popen([*command, dtype]) for dtype in ("float32", "float64")]
@@ -62,11 +62,11 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first, so that no worker ends long after the other."""
+    """Run the longest tests first, so that all workers end at about the same time."""
     items.sort(key=lambda item: "kernels_compile" not in item.nodeid)
 
 
-# unwritten outputs show: torch.empty is filled with nan
+# torch.empty is filled with nan, so that outputs that no kernel has written are visible
 torch.use_deterministic_algorithms(True)
 
 

@@ -1,4 +1,4 @@
-"""Compiles all CPU kernels for one dtype, or loads them from the cache: python tests/cpu_kernels.py float32"""
+"""Compile all CPU kernels for one dtype, or load them from the cache: python tests/cpu_kernels.py float32"""
 
 import sys
 

@@ -1,10 +1,10 @@
-"""Calls of the public functions with anything for arguments: each works like the reference, or says what is wrong.
+"""Calls of the public functions with random arguments: the result equals that of the reference, or there is an error.
 
-    python tests/fuzz.py --examples 20000                     in processes of 1000 examples, so that a crash is seen
+    python tests/fuzz.py --examples 20000                     in processes of 1000 examples, to find crashes
     python tests/fuzz.py --examples 400 --backend triton      in Triton's interpreter, ten times slower
 
-A call starts right and has some of its arguments replaced: another type, shape, dtype, device, memory layout, content
-or requires_grad. It must then give what the reference gives, or raise an error whose sentence names an argument.
+Some arguments of a valid call are replaced: by another type, shape, dtype, device, memory layout, content or
+requires_grad. The call must then return the result of the reference, or raise an error that names an argument.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
 
 @st.composite
 def changed(draw: Any, value: Any) -> Any:
-    """Something else in the place of an argument."""
+    """A replacement for an argument."""
     if isinstance(value, Gaussians):
         parts = list(value)
         i = draw(st.integers(0, 2))
@@ -176,7 +176,7 @@ def calls(draw: Any) -> tuple[str, dict[str, Any]]:
 
 
 def outcome(name: str, arguments: dict[str, Any], backend: str) -> list[Tensor] | Exception:
-    """Outputs and gradients, or the error."""
+    """Outputs and gradients of a call, or its error."""
     inputs = {
         k: v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for k, v in arguments.items()
     }
@@ -209,7 +209,7 @@ def check(name: str, arguments: dict[str, Any], backend: str) -> None:
 
 
 def moderate(arguments: dict[str, Any]) -> bool:
-    """Are all numbers of a size at which rounding errors stay small?"""
+    """True if all numbers have a size at which rounding errors are small."""
     leaves = torch.utils._pytree.tree_leaves(list(arguments.values()))
     tensors = [x.double() for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and not x.is_meta]
     return all(not ((x.abs() > 1e6) & x.isfinite()).any() for x in tensors)

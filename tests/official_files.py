@@ -59,7 +59,7 @@ def mat(variables: dict, compress: bool) -> bytes:
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Packed if the name ends with .gz."""
+    """Write a file, compressed if the name ends with .gz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
@@ -76,7 +76,7 @@ def write_mnist(folder: Path, count: int = 40, gz: bool = True, name: str = "mni
 
 
 def write_smallnorb(folder: Path, count: int = 20, gz: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noise; a category can be told by where it is brighter."""
+    """Write images of noise; the position of a brighter region depends on the category."""
     pairs = np.random.default_rng(0).integers(0, 128, (count, 2, 96, 96)).astype(np.uint8)
     categories = np.arange(count, dtype=np.int32) % 5
     n = np.arange(count)
@@ -99,7 +99,7 @@ def cifar_batch(count: int, seed: int) -> tuple[bytes, np.ndarray, list[int]]:
 
 
 def write_cifar10(folder: Path, archive: bool) -> tuple[np.ndarray, list[int]]:
-    """The training split."""
+    """Write the files of the training split."""
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     batches = {name: cifar_batch(4, seed) for seed, name in enumerate(names)}
     place = folder / "cifar10"

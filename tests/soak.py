@@ -1,4 +1,4 @@
-"""Thousands of training steps on batches of random shapes: memory stays flat, and every number finite.
+"""Thousands of training steps on batches of random shapes: memory does not grow, and all numbers are finite.
 
 python tests/soak.py --steps 2000
 """
@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-# oneDNN keeps the programs of 1024 convolutions, one for each shape: 200 MiB that grow for thousands of steps
+# oneDNN caches programs for 1024 convolutions, one for each shape: this cache would grow to 200 MiB
 os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "8"  # before torch is imported
 
 import torch
@@ -19,12 +19,12 @@ import torch
 from tritoncaps import MarginLoss, SpreadLoss
 from tritoncaps.models import CapsNet, MatrixCapsNet
 
-GROWTH = 0.05  # of the resident size, from a quarter of the steps to the end
-EVERY = 50  # steps between two lines
+GROWTH = 0.05  # growth of the resident memory from a quarter of the steps to the end
+EVERY = 50  # steps between two lines of output
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

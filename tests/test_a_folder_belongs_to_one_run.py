@@ -1,4 +1,4 @@
-"""A run's folder belongs to one process: others are told who has it, and get it when that process has ended."""
+"""Only one process can use the folder of a run: others get an error that names it, until it has ended."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def start(tmp_path, folder):
-    """Start `tritoncaps train` in tmp_path; what is still alive at the end of the test is killed."""
+    """Start `tritoncaps train` in tmp_path; processes that still run at the end of the test are killed."""
     processes = []
 
     def begin(*arguments, steps=2, runner=("-m", "tritoncaps")):
@@ -72,7 +72,7 @@ def test_runs_that_start_together_get_folders_of_their_own(tmp_path, start):
 
 
 def test_a_live_run_is_neither_overwritten_nor_resumed(tmp_path, start):
-    """Until it is killed: then it can go on at once."""
+    """After the process is killed, another one can continue the run immediately."""
     live = start("--out", "run", steps=FOREVER)
     wait_for(tmp_path / "run" / "last.pt", live)
     others = [start("--out", "run"), start("--resume", "run")]
@@ -165,7 +165,7 @@ def test_without_file_locks_a_file_names_the_owner(tmp_path, monkeypatch, locks)
     (tmp_path / "run").mkdir()
     owner = {"process": ended.pid, "host": claims.socket.gethostname(), "since": "2020-01-01 00:00:00"}
     (tmp_path / "run" / claims.OWNER).write_text(json.dumps(owner))
-    Claim(tmp_path / "run").release()  # its owner is dead
+    Claim(tmp_path / "run").release()  # its process has ended
     (tmp_path / "run" / claims.OWNER).write_text(json.dumps({**owner, "host": "elsewhere"}))
     with pytest.raises(FolderInUseError, match=f"process {ended.pid} on elsewhere since 2020"):
-        Claim(tmp_path / "run")  # nobody here can know
+        Claim(tmp_path / "run")  # this machine cannot know whether the process still runs

@@ -1,5 +1,5 @@
-"""A routing class of one's own, however it is written, works in every layer as the built-in ones do; a sentence says
-where it breaks the protocol; what version 0.1 saved still loads."""
+"""A user's routing class works in every layer as the built-in routings do; a violation of the protocol gets an error
+of one sentence; files that version 0.1 saved still load."""
 
 import copy
 import pickle
@@ -40,7 +40,7 @@ GRAPH = RoutingMap.from_edges([0, 1, 2, 2], [0, 0, 0, 1], 3, 2, relations=[0, 1,
 
 @dataclass(frozen=True)
 class MeanRouting(MatrixRouting):
-    """Nothing but torch: a parent is the mean of all children of a type, whatever the map says, turned by a matrix."""
+    """Plain torch: a parent is the mean of all children of a type, for any map, multiplied by a matrix."""
 
     gain: float = 1.0
 
@@ -137,7 +137,7 @@ every_case = pytest.mark.parametrize(("layer", "routing"), CASES, ids=[" ".join(
 
 
 def build(layer, routing, backend="reference", **kwargs):
-    """A layer and what it is called with."""
+    """A layer and its input."""
     if layer in MATRIX_LAYERS:
         make, size = MATRIX_LAYERS[layer]
         module = make(routing=MATRIX.get(routing, routing), backend=backend, **kwargs)
@@ -150,7 +150,7 @@ def build(layer, routing, backend="reference", **kwargs):
 
 
 def backward(module, given):
-    """The parents, and the gradients of all parameters."""
+    """Run a layer forward and backward: the parents, and the gradients of all parameters."""
     parents = module(*given)
     loss = (parents.poses**2).sum() + parents.activations.sum()
     gradients = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
@@ -263,7 +263,7 @@ def test_a_subclass_of_em_routing_fits_itself(backend):
 def test_a_mixture_may_have_parameters_of_any_shape():
     @dataclass(frozen=True)
     class PulledRouting(RoundRouting):
-        """Its means are pulled towards a pose of each type."""
+        """A routing whose means are a learned pose of each type."""
 
         parameter_names = ("beta_a", "pull")
 
@@ -278,7 +278,7 @@ def test_a_mixture_may_have_parameters_of_any_shape():
     assert (module(*given).poses == 1).all()
 
 
-# How a routing can break the protocol, and what the sentence says.
+# Violations of the protocol, and the error messages.
 
 
 def matrix(**methods):
@@ -291,7 +291,7 @@ def mixture(fit):
 
 
 def returns(change):
-    """A route whose parents are right but for ``change``."""
+    """A `route` with correct parents, except for ``change``."""
 
     def route(self, capsules, weight, parameters, routing_map, backend=None):
         shape = (len(capsules.poses), weight.shape[2], *routing_map.out_size)
@@ -301,7 +301,7 @@ def returns(change):
 
 
 def fits(**changes):
-    """A fit whose components are right but for ``changes``."""
+    """A `fit` with correct components, except for ``changes``."""
 
     def fit(self, moments, parameters, iteration):
         number = torch.zeros_like(moments.support)
@@ -337,7 +337,7 @@ BROKEN = {
         names(weight=WEIGHT, coordinates=NewParameter((1,))),
         "MyRouting must not name a parameter 'coordinates': layers use that name",
     ),
-    "no name": (names(**{"weight": WEIGHT, "a.b": NewParameter((1,))}), "as Python names variables, but one is 'a.b'"),
+    "no name": (names(**{"weight": WEIGHT, "a.b": NewParameter((1,))}), "must return .* Python identifiers, .* 'a.b'"),
     "route returns nothing": (returns(lambda x: None), r"MyRouting.route must return Capsules\(.*returned a NoneType"),
     "route returns a tensor": (
         returns(lambda x: x.poses),
@@ -345,15 +345,15 @@ BROKEN = {
     ),
     "route returns a list of poses": (
         returns(lambda x: x._replace(poses=[1.0])),
-        "what MyRouting.route returns as poses must be a tensor, but it is a list",
+        "poses returned by MyRouting.route must be a tensor, but it is a list",
     ),
     "route returns vectors": (
         returns(lambda x: x._replace(poses=x.poses[..., 0])),
-        r"what MyRouting.route returns as poses must have shape \[2, 4, 4, 4\], but it has \[2, 4, 4\]",
+        r"poses returned by MyRouting.route must have shape \[2, 4, 4, 4\], but it has \[2, 4, 4\]",
     ),
     "route returns other activations": (
         returns(lambda x: x._replace(activations=x.activations[:1])),
-        r"what MyRouting.route returns as activations must have shape \[2, 4\], but it has \[1, 4\]",
+        r"activations returned by MyRouting.route must have shape \[2, 4\], but it has \[1, 4\]",
     ),
     "fit returns a tensor": (
         mixture(lambda self, moments, *_: moments.mean),
@@ -422,7 +422,7 @@ def test_vector_layers_refuse_matrix_routings():
         build("VectorCaps", MeanRouting())
 
 
-# What version 0.1 saved.
+# Files that version 0.1 saved.
 
 
 def saved_by_0_1(kind, **state):
@@ -430,7 +430,7 @@ def saved_by_0_1(kind, **state):
     routing = object.__new__(kind)
     vars(routing).update(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "__module__", "tritoncaps.routing")  # where 0.1 had it
+        patch.setattr(kind, "__module__", "tritoncaps.routing")  # the module in version 0.1
         return pickle.dumps(routing)
 
 

@@ -1,4 +1,4 @@
-"""Adversarial images, against gradients by hand."""
+"""Adversarial images, compared with gradients that are computed by hand."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_pixels_stay_within_bounds():
 
 @pytest.fixture
 def curved():
-    """A classifier whose gradients change their signs on the way."""
+    """A classifier whose gradients change their signs from step to step."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)

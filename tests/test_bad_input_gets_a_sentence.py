@@ -1,4 +1,4 @@
-"""Wrong input is refused by the layer that was called, in a sentence that says what was given and what was expected."""
+"""Wrong input gets an error of one sentence, with the given and the expected value."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ DECODER = Decoder(5, 4, 1, 6)
 VECTORS = Capsules(torch.randn(2, 5, 4), torch.rand(2, 5))
 
 
-# what is called, and what the sentence says, as a regular expression
+# a call, and a regular expression for its error message
 CASES = [
     (
         lambda: LAYER(capsules(types=2)),
@@ -184,7 +184,7 @@ def test_triton_says_what_it_needs(monkeypatch):
 
 
 def test_triton_takes_cpu_tensors_for_an_emulator(monkeypatch):
-    """Kernels imported for the interpreter stand for an emulator's: only the variable lets tensors through."""
+    """The interpreter's kernels replace those of an emulator; only the environment variable allows CPU tensors."""
     layer, given = ClassCaps(1, 2), Capsules(torch.randn(1, 1, 2, 4, 4), torch.rand(1, 1, 2))
     with use_backend("triton"):
         expected = layer(given)

@@ -1,4 +1,4 @@
-"""Every benchmark runs, and its numbers are numbers. No test asserts a time."""
+"""Every benchmark runs and reports finite numbers. No test asserts a time."""
 
 import inspect
 import json
@@ -21,7 +21,7 @@ SUBJECTS = (*TIMED, "scaling", "memory", "first_call", "call_cost")
 
 @pytest.fixture
 def bench(monkeypatch, capsys):
-    """Run a script as a command, in this process, which has imported torch already; what it printed."""
+    """Run a script as a command, in this process, which has imported torch already. Returns its output."""
     monkeypatch.syspath_prepend(BENCH)
 
     def run(script, *arguments):
@@ -92,13 +92,13 @@ def check_times(rows):
 
 
 def check_bytes(ours, reference, name):
-    """Our kernels keep and move less than the reference."""
+    """Our kernels keep and move fewer bytes than the reference."""
     assert (ours["provider"], reference["provider"]) == (OURS, REFERENCE)
     assert 0 < ours[name] < reference[name]
 
 
 def test_suite_writes_a_page_and_compares(tmp_path, bench):
-    """From the same rows, the same page; a run does not differ from itself."""
+    """The same rows make the same page; a run compared with itself has no differences."""
     out, page = tmp_path / "rows.json", tmp_path / "benchmarks.md"
     arguments = ("--smoke", "--only", "coordinate_addition", "scaling")
     bench("suite.py", *arguments, "--json", out, "--page", page, "--profile")
@@ -116,7 +116,7 @@ def test_suite_writes_a_page_and_compares(tmp_path, bench):
 
 
 def test_the_page_in_docs_is_generated(tmp_path, bench):
-    """docs/benchmarks.md is what its rows give, to the letter."""
+    """docs/benchmarks.md is exactly the page that its rows make."""
     page = BENCH.parent / "docs" / "benchmarks.md"
     if not page.exists():
         pytest.skip("`make bench` has not written it")
@@ -126,7 +126,7 @@ def test_the_page_in_docs_is_generated(tmp_path, bench):
 
 
 def test_a_wrong_result_prints_no_time(harness):
-    """A provider whose error check fails has a reason in place of a time."""
+    """If the error check of a provider fails, the table has the reason instead of a time."""
     import em_routing
     import problems
     import report
@@ -169,7 +169,7 @@ def test_models_stand_beside_convolutions_of_as_many_multiply_adds(harness):
 
 
 def test_proton_gets_what_it_takes(tmp_path, monkeypatch, harness):
-    """There is no GPU to profile: the calls, against the signatures of Triton's profiler."""
+    """There is no GPU to profile: compare the calls with the signatures of Triton's profiler."""
     import triton.profiler as proton
 
     calls = []
@@ -205,7 +205,7 @@ def test_busy_programs_run_beside_every_second_run(monkeypatch, capsys):
 
 
 def test_gpu_estimate(tmp_path, bench):
-    """The traffic of the paper's first ConvCaps, forward and backward, is at most 5% of what the eager reference moves;
+    """The traffic of the paper's first ConvCaps, forward and backward, is at most 5% of that of the eager reference;
     every view fills the 108 multiprocessors of an A100 at batch 16."""
     printed = bench("gpu_estimate.py", "--gpus", "A100", "MI300X", "--json", tmp_path / "rows.json")
     assert printed.startswith("ESTIMATES")
@@ -223,7 +223,7 @@ VIEWS = ("parent_view", "log_sum", "assignment_gradient", "child_gradient", "wei
 
 
 def test_resource_tables_of_the_documents(bench):
-    """Each table in docs/ is what the command in the comment before it prints."""
+    """Each table in docs/ is the output of the command in the comment before it."""
     found = 0
     for page in sorted((BENCH.parent / "docs").glob("*-view.md")):
         _, _, table = page.read_text().partition("<!-- python bench/gpu_estimate.py ")
@@ -248,7 +248,7 @@ def test_a_reference_that_does_not_fit_is_a_row(harness):
 
 
 class Clock:
-    """What a benchmark asks of CUDA, in the order in which it does."""
+    """Records the calls of a benchmark to CUDA, in order."""
 
     def __init__(self, monkeypatch, harness):
         self.seen, clock = [], self
@@ -281,7 +281,7 @@ def test_a_gpu_is_timed_by_its_own_clock_with_cold_caches(harness, monkeypatch):
 
 
 def test_graphs_are_rows_of_their_own(harness, monkeypatch):
-    """Captured once and replayed; a capture that fails is a row that says so."""
+    """A graph is captured once and replayed; if the capture fails, the row says so."""
     Clock(monkeypatch, harness)
     replays = []
     monkeypatch.setattr(harness, "graphed", lambda call: lambda: replays.append(call()) or replays[-1])

@@ -1,4 +1,4 @@
-"""CapsNet and its decoder: parameter counts, shapes, masks, and that it learns."""
+"""CapsNet and its decoder: parameter counts, shapes, masks, learning."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tritoncaps.training import networks
         (lambda: CapsNet(decoder=False), 6_804_224),
         (lambda: CapsNet(), 8_215_568),
         (lambda: CapsNet.multi_mnist(), 11_361_808),
-        # primary capsules: 64 types of 8 numbers at 4x4 positions, 32 of 8 at 8x8, 16 of 6 at 8x8
+        # primary capsules: 64 types with 8 entries at 4x4 positions, 32 with 8 at 8x8, 16 with 6 at 8x8
         (lambda: CapsNet.cifar10(decoder=False), (243 + 1) * 256 + (20_736 + 1) * 512 + 1024 * 10 * 128),
         (lambda: CapsNet.small_norb(decoder=False), (162 + 1) * 256 + (20_736 + 1) * 256 + 2048 * 5 * 128),
         (lambda: CapsNet.svhn(decoder=False), (243 + 1) * 64 + (5_184 + 1) * 96 + 1024 * 10 * 48),

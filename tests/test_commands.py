@@ -18,7 +18,7 @@ COMMANDS = ("train", "evaluate", "predict", "explore", "data", "info", "bench", 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A data folder and a run on it."""
+    """A data folder, and a run with these data."""
     place = tmp_path_factory.mktemp("place")
     official.write_smallnorb(place / "data", count=40)
     arguments = ["--data", "smallnorb", "--data-dir", str(place / "data"), "--model", "linear", "--batch-size", "8"]
@@ -99,13 +99,13 @@ def test_evaluate(trained, capsys):
     columns = lines[lines.index("true class in rows, predicted class in columns:") + 1]
     assert columns.split() == ["animal", "human", "airplane", "truck", "car"]
     for name, counts, line in zip(columns.split(), confusion, lines[-5:], strict=True):
-        assert len(line) == len(columns)  # numbers end where the names above them end
+        assert len(line) == len(columns)  # numbers are aligned to the right with the names above them
         assert line.split()[0] == name
         assert len(line.split()) == len(counts) + 1
 
 
 def test_evaluate_tests_on_all_images_unless_told(trained, capsys, tmp_path):
-    """Whatever the run's own limit was."""
+    """Independent of the limit of the run."""
     arguments = ["--data", "smallnorb", "--data-dir", str(trained / "data"), "--model", "linear", "--batch-size", "8"]
     run = str(tmp_path / "run")
     assert main(["train", *arguments, "--steps", "2", "--test-limit", "7", "--out", run, "--json"]) == 0
@@ -133,7 +133,7 @@ def test_images_that_a_network_cannot_take_get_a_sentence(trained, capsys, tmp_p
     assert capsys.readouterr().err == expected
     linear = ["--data", "mnist", "--model", "linear", "--batch-size", "2", "--steps", "1", *data]
     assert main(["train", *linear, "--out", str(tmp_path / "run"), "--json"]) == 0
-    assert main(["evaluate", str(tmp_path / "run"), "--data", "multimnist", *data]) == 1  # of another size
+    assert main(["evaluate", str(tmp_path / "run"), "--data", "multimnist", *data]) == 1  # another size
     assert "1x28x28 in 10 classes, but --data multimnist gives it images of 1x36x36" in capsys.readouterr().err
     assert main(["evaluate", str(trained / "run"), "--data", "imagenet"]) == 1
     assert "--data must be one of toynorb, " in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_predict_goes_on_after_a_broken_file(trained, capsys, tmp_path):
 def test_ink_on_transparent_paper_stays_visible(capsys, tmp_path, mode, ink, paper):
     from tritoncaps.cli.predict import read_picture
 
-    picture = Image.new("RGBA", (28, 28), (ink, ink, ink, 0))  # transparent, but of the colour of the ink
+    picture = Image.new("RGBA", (28, 28), (ink, ink, ink, 0))  # transparent, but with the colour of the ink
     picture.paste((ink, ink, ink, 255), (7, 7, 21, 21))
     picture = picture.convert("LA" if mode == "LA" else "RGBA")
     if mode == "P":
@@ -263,7 +263,7 @@ def test_doctor(capsys):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_gpu_report(broken, tmp_path, monkeypatch, capsys):
-    """On the CPU's kernels; a part that fails is a line, and the others go on."""
+    """With the CPU kernels; a part that fails is one line of the report, and the others still run."""
     if broken:
         monkeypatch.setattr(functional, "e_step", lambda *_, **__: 1 / 0)
         monkeypatch.setattr(gpu_report, "_first_call", lambda *_: 1 / 0)

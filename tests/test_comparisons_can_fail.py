@@ -1,4 +1,4 @@
-"""The test kit itself: what it compares can fail, however small the numbers are."""
+"""The comparisons of `tritoncaps.testing` can fail, also for very small numbers."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_what_should_be_zero_may_be_rounded():
 
 
 def test_a_gradient_of_1e_8_that_is_lost_is_found():
-    """Activations so far from one half that the gradient of beta_a is small, and a route that forgets it."""
+    """Activations so far from one half that the gradient of beta_a is small, and a route without this gradient."""
 
     class Saturated(Problem):
         def inputs(self, *args, **kwargs):

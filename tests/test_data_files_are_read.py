@@ -1,4 +1,4 @@
-"""The loaders read the official formats, and say in one sentence what is wrong with a file."""
+"""The loaders read the official formats; a damaged file gets an error of one sentence."""
 
 import pickle
 import zipfile

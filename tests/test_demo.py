@@ -1,4 +1,4 @@
-"""`make demo` from end to end, on noise and for seconds."""
+"""`make demo` from start to end, on images of noise, for a few seconds."""
 
 import numpy as np
 from PIL import Image

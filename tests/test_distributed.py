@@ -1,4 +1,4 @@
-"""Two processes train as one: DDP, FSDP2, and checkpoints that another number of processes loads."""
+"""Two processes train like one: DDP, FSDP2, and checkpoints that another number of processes can load."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ images, labels = batch()
 step(net, images[2 * rank : 2 * rank + 2], labels[2 * rank : 2 * rank + 2])
 if rank == 0:
     torch.save(net.module.state_dict(), sys.argv[1])
-dist.barrier()  # nobody leaves while another one still talks to it
+dist.barrier()  # no process ends while another one still communicates with it
 dist.destroy_process_group()
 """
 )
@@ -68,7 +68,7 @@ dcp.save(get_model_state_dict(net), checkpoint_id=sys.argv[2])
 whole = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))
 if rank == 0:
     torch.save(whole, sys.argv[1])
-dist.barrier()  # nobody leaves while another one still talks to it
+dist.barrier()  # no process ends while another one still communicates with it
 dist.destroy_process_group()
 """
 )

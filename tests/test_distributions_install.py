@@ -1,4 +1,4 @@
-"""The sdist and the wheel install in a clean environment, and hold all that they need."""
+"""The sdist and the wheel install in a clean environment, and contain all necessary files."""
 
 import email
 import importlib.util
@@ -62,7 +62,7 @@ def run(*command, **options):
 def dist(tmp_path_factory):
     """The folder with both distributions; the wheel is built from the sdist.
 
-    A build writes beside its sources, so it gets a copy: another worker may build at the same time.
+    A build writes into the folder of its sources, and another worker may build at the same time. So it gets a copy.
     """
     folder, sources = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("sources") / "copy"
     shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*NOT_SOURCES))
@@ -122,7 +122,7 @@ def test_the_sdist_has_every_file_of_the_repository_and_no_caches(dist):
 
 
 def test_every_package_is_installed():
-    """pyproject.toml names the packages one by one, because two of them stand elsewhere in the repository."""
+    """pyproject.toml names the packages one by one, because two of them are in other folders of the repository."""
     tomllib = importlib.import_module("tomllib" if importlib.util.find_spec("tomllib") else "tomli")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     places = {"tritoncaps": ROOT / "tritoncaps"} | {f"tritoncaps.{name}": ROOT / name for name in ("kernels", "models")}

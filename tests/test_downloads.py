@@ -1,4 +1,4 @@
-"""`data get`: resumes, checks, and without a network says what to put where."""
+"""`data get` resumes and checks downloads; without a network, it says which files belong into which folder."""
 
 import hashlib
 import threading
@@ -53,7 +53,7 @@ def test_download_and_progress(tmp_path, address):
     assert path.read_bytes() == CONTENT
     assert progress[-1] == ("file.bin", len(CONTENT), len(CONTENT))
     fetch(source(address + "whole/"), tmp_path)
-    assert len(Server.requests) == 1  # it is there already
+    assert len(Server.requests) == 1  # the file exists already
 
 
 def test_resumes(tmp_path, address):

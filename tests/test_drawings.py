@@ -1,4 +1,4 @@
-"""Perturbed poses and assigned pixels, by hand."""
+"""Changed poses and assigned pixels, compared with results that are computed by hand."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_pixels_of_two_rectangles():
     assigned = drawings.assign_pixels(rectangles())
     expected = torch.full((1, 6, 8), -1)
     expected[0, 2:6, 3:8] = 1
-    expected[0, 0:4, 0:5] = 0  # the brighter one has the overlap
+    expected[0, 0:4, 0:5] = 0  # the overlap belongs to the brighter one
     assert torch.equal(assigned, expected)
     assert (drawings.assign_pixels(rectangles(), threshold=0.8) == 1).sum() == 0
     assert (drawings.assign_pixels(rectangles(), threshold=0.8) == 0).sum() == 20

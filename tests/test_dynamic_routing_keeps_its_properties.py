@@ -1,4 +1,4 @@
-"""Every backend's dynamic routing and squash equal the reference and have all properties of `tritoncaps.testing`."""
+"""Dynamic routing and squash of every backend equal the reference and have all properties of `tritoncaps.testing`."""
 
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from tritoncaps import DynamicRouting, RoutingMap, functional, reference, testin
 from tritoncaps.kernels.common import backends
 from tritoncaps.testing import VectorInputs, VectorProblem, assert_as_good_as, assert_close, vector_gradients
 
-# how many problems for each check, and the most types in them
+# number of problems for each check, and largest number of types in them
 BACKENDS = {"reference": (8, 4), "cpu": (20, 11), "triton": (3, 3)}
 KERNELS = [name for name in BACKENDS if name != "reference"]
 MAPS = {
@@ -19,7 +19,7 @@ MAPS = {
     "one child, one parent": RoutingMap.full(()),
     "graph": RoutingMap.from_edges([0, 1, 2, 2, 4], [0, 0, 1, 0, 1], num_children=5, num_parents=3),
 }
-# padding, a child without parents, shared weights and odd numbers of everything
+# padding, a child without parents, shared weights and odd sizes
 INTERPRETED = VectorProblem(
     RoutingMap.from_edges([0, 1, 1], [0, 0, 1], 3, 2, weight_of=[0, 1]),
     DynamicRouting(iterations=2),
@@ -68,7 +68,7 @@ def verify(check, backend):
 @pytest.mark.parametrize("routing_map", MAPS.values(), ids=MAPS)
 @pytest.mark.parametrize("case", testing.VECTOR_HARD_CASES)
 def test_hard_case(case, routing_map, dtype, backend):
-    """Finite values and gradients, and those of the reference where rounding does not decide who wins a child."""
+    """Values and gradients are finite. They equal the reference if rounding does not determine the assignments."""
     if backend == "triton" and (dtype, routing_map) != (torch.float32, MAPS["one child, one parent"]):
         pytest.skip("one map is enough for the slow interpreter")
     problem = VectorProblem(routing_map, case=case)
@@ -85,7 +85,7 @@ def test_hard_case(case, routing_map, dtype, backend):
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_for_storage_only(dtype, backend):
-    """Inputs and outputs are rounded; what happens between is float32."""
+    """Inputs and outputs are rounded; the arithmetic is float32."""
     problem = INTERPRETED.but(images=1)
     rounded = VectorInputs(*(x.float() for x in problem.inputs(dtype)))
     expected = problem.solve(reference.dynamic_routing, rounded)
@@ -113,7 +113,7 @@ def test_none_of_the_above_takes_its_share():
 
 
 def test_state_is_kept_per_parent_and_not_per_pair():
-    """What autograd keeps beyond inputs and outputs has no factor of children times parents."""
+    """The size of the tensors that autograd keeps has no factor of children times parents."""
     kept = {}
     problem = VectorProblem(RoutingMap.full(()), images=4, in_caps=300, out_caps=10, in_dim=8, out_dim=16)
     inputs = problem.inputs(torch.float32, requires_grad=True)
@@ -131,7 +131,7 @@ def test_state_is_kept_per_parent_and_not_per_pair():
 
 
 def test_vectors_too_long_for_triton_are_routed_by_the_reference(monkeypatch):
-    """Where Triton is only what a device gets by default; `use_backend` is a request, as `backend=` is."""
+    """If the device selects Triton; `use_backend` is a request, like `backend=`, and gets an error."""
     poses, weight, routing_map = torch.randn(1, 2, 3), torch.randn(1, 2, 3, 3, 129), RoutingMap.full(())
     monkeypatch.setattr(backends, "BACKENDS", {"triton": replace(backends.TRITON, devices=("cpu",))})
     with pytest.warns(UserWarning, match=r"uses its slow reference .* at most 128 on triton, .* \[1, 2, 3, 3, 129\]"):

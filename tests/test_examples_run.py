@@ -1,4 +1,4 @@
-"""Each example runs in seconds, and does what it says: toy networks learn, exports and processes agree."""
+"""Each example runs in seconds: its network learns, its exports and processes have equal results."""
 
 import json
 import os

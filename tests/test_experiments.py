@@ -1,4 +1,4 @@
-"""The papers' experiments, each at its smallest size, and the lab that they work in."""
+"""The experiments of the papers, at their smallest size, and the class `Lab` that they use."""
 
 import csv
 import json
@@ -99,7 +99,7 @@ def test_a_step_is_done_once(tmp_path):
 
 
 def test_an_interrupted_experiment_goes_on(tmp_path, monkeypatch):
-    """The second step is interrupted once: the first is not done again."""
+    """The second step is interrupted once; the first step does not run again."""
     done, interrupted = [], []
 
     def second():
@@ -356,7 +356,7 @@ def test_an_affnist_like_set_keeps_all_ink():
     assert torch.equal(made.images, affnist_like(data, seed=3).images)
     assert not torch.equal(made.images, affnist_like(data, seed=4).images)
     tops = {int((image[0].amax(1) > 25).nonzero()[0]) for image in made.images}
-    assert len(tops) > 8  # they stand anywhere
+    assert len(tops) > 8  # at any position
 
 
 def test_novel_viewpoints(tmp_path, toys):
@@ -495,7 +495,7 @@ def test_changes_of_logits():
     poses = torch.randn(2, 6, 3)
     changes = changes_of(layer, Capsules(poses, poses.norm(dim=-1)), 2)
     votes = torch.einsum("nbd,bcde->nbce", poses, layer.weight.reshape(6, 4, 3, 5))
-    total = votes.mean(1) * 6 / 4  # every child gives each of 4 parents a quarter
+    total = votes.mean(1) * 6 / 4  # every child is assigned to each of 4 parents by a quarter
     length = total.norm(dim=-1, keepdim=True)
     parents = total * length / (1 + length**2)
     agreement = torch.einsum("nbce,nce->nbc", votes, parents)
@@ -505,7 +505,7 @@ def test_changes_of_logits():
 
 
 def test_training_stops_at_an_accuracy(tmp_path, toys):
-    """The first evaluation that has it is the last; without it, training goes on."""
+    """Training ends with the first evaluation that reaches it."""
     settings = {"data": "toynorb", "data_dir": str(toys), "model": "linear", "batch_size": 16, "jitter": "none"}
     settings |= {"steps": 40, "evaluate_every": 5, "limit": 200, "test_limit": 50}
     full = train(Config(**settings, out=str(tmp_path / "full")), quiet=True)
@@ -541,7 +541,7 @@ def test_command_prints_json(tmp_path, toys, capsys):
 
 
 def test_held_out_training_views_are_familiar(toys):
-    """There is no accuracy on novel views where there are none."""
+    """Without novel views, there is no accuracy on them."""
     data = toynorb.load_toynorb("test", toys)
     right = torch.ones(len(data), dtype=torch.bool)
     found = views(Evaluation(1.0, right, None), data, "azimuth")

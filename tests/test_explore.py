@@ -1,4 +1,4 @@
-"""The page of `tritoncaps explore`: its numbers are those of the network, and it works in a browser."""
+"""The page of `tritoncaps explore`: its numbers equal those of the network, and it works in a browser."""
 
 import base64
 import gzip
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 CLASSES = ("cat", "dog", "</script>")
 PIPELINE = Pipeline(crop=20, standardise="image")
 IMAGES = 3
-DASH = "\N{EN DASH}"  # where there is no number
+DASH = "\N{EN DASH}"  # shown instead of a missing number
 
 
 def prepare(x):
@@ -65,7 +65,7 @@ def collected(request):
 
 
 def unpacked(packed, name):
-    """As data.js does it."""
+    """Unpack numbers in the same way as data.js."""
     content = gzip.decompress(base64.b64decode(packed.content))
     entry = packed.table[name]
     count, begin, kind = int(np.prod(entry["shape"])), entry["begin"], entry["kind"]
@@ -158,7 +158,7 @@ def test_adversarial_images_are_those_of_fgsm(collected):
 
 
 def test_a_sure_class_can_be_attacked():
-    """Its activation is one, and the sigmoid's gradient there is zero."""
+    """Its activation is one, where the gradient of the sigmoid is zero."""
     activations = torch.tensor([[1.0, 0.5, 0.25]], requires_grad=True)
     spread((None, activations), torch.tensor([0])).backward()
     assert activations.grad.tolist() == [[-1.5, 1.0, 0.5]]  # 2 (1 - (a_0 - a_i)) for each of the others
@@ -215,7 +215,7 @@ def test_the_page_needs_nothing_else(pages):
 
 
 def test_the_template_is_installed():
-    """pyproject.toml lists what stands beside the Python files."""
+    """pyproject.toml lists the files that are not Python."""
     listed = re.search(r'"tritoncaps.explore" = \[(.*?)\]', (ROOT / "pyproject.toml").read_text()).group(1)
     files = {path.name for path in page.FOLDER.iterdir() if path.is_file() and path.suffix != ".py"}
     assert set(re.findall(r'"(.*?)"', listed)) == files
@@ -272,12 +272,12 @@ def browser(tmp_path_factory):
 
 
 def canvas(browser, name):
-    """What a canvas shows."""
+    """The pixels of a canvas."""
     return browser.evaluate(f"document.getElementById('{name}').toDataURL()")
 
 
 def slide(browser, name, value):
-    """Move a slider, as a hand does."""
+    """Move a slider, as a user does."""
     browser.evaluate(f"$('{name}').value = {value}; $('{name}').dispatchEvent(new Event('input')); 0")
 
 
@@ -326,7 +326,7 @@ def test_a_click_on_a_parent_lights_its_children(browser, pages):
     assert browser.evaluate("$('note-primary').textContent") == "light: assignment to type 3, row 1, column 2"
     assert browser.evaluate("$('parent-name').textContent") == "ConvCaps 1: type 3, row 1, column 2"
     assert canvas(browser, "layer-primary") != before[0]
-    assert canvas(browser, "picture") != before[1]  # the frame of what it sees
+    assert canvas(browser, "picture") != before[1]  # the frame of its receptive field
     routing_map = network_of("matrix").conv_caps1.routing_map((8, 8))
     places = sorted(routing_map.children[1].tolist())
     assert sorted(browser.evaluate("chosen.edges.filter((e) => e.b == 0).map((e) => e.child)")) == places

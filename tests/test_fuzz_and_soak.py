@@ -1,4 +1,4 @@
-"""A small part of `make fuzz` and `make soak`, each in a process of its own."""
+"""A small part of `make fuzz` and `make soak`, each in its own process."""
 
 import subprocess
 import sys
@@ -23,5 +23,5 @@ def test_fuzz(backend, examples):
 
 
 def test_soak():
-    """Too short to say much of memory, but it must run."""
+    """Too short to measure memory, but it must run."""
     run("soak.py", "--steps", "8")

@@ -1,4 +1,4 @@
-"""Crops, shifts, brightness, contrast and standardisation."""
+"""Preprocessing of images: crops, shifts, brightness, contrast and standardisation."""
 
 from dataclasses import replace
 
@@ -133,7 +133,7 @@ def test_the_other_published_recipe():
 
 def test_extremes_stay_finite():
     flat = torch.full((2, 1, 48, 48), 7, dtype=torch.uint8)
-    for number in (0.0, 1.0):  # 1 itself never comes, but may by rounding
+    for number in (0.0, 1.0):  # random numbers are below 1, but may become 1 by rounding
         random = torch.full((2, RANDOM_NUMBERS), number)
         assert DATASETS["smallnorb"].pipeline.train(flat, random).isfinite().all()
     assert DATASETS["mnist"].pipeline.train(flat[:0], torch.zeros(0, RANDOM_NUMBERS)).shape == (0, 1, 48, 48)

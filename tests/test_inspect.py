@@ -1,4 +1,4 @@
-"""What `tritoncaps.inspect` shows is what layers compute."""
+"""The results of `tritoncaps.inspect` are the numbers that layers compute."""
 
 import math
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ VECTOR_LAYERS = {
 
 
 def with_backends(kinds, on_triton):
-    """Triton's interpreter is slow: few of them."""
+    """All backends; few cases for Triton, whose interpreter is slow."""
     return [(kind, backend) for kind in kinds for backend in ("reference", "cpu")] + [(k, "triton") for k in on_triton]
 
 
@@ -86,7 +86,7 @@ def test_the_last_iteration_of_vectors_is_what_the_layer_returns(kind, backend):
 
 
 def test_em_by_the_public_steps():
-    """M-step and E-step by hand, from even shares on: every number of every iteration."""
+    """M-step and E-step by hand, from uniform assignments on: every number of every iteration."""
     layer, given = MATRIX_LAYERS["em"](), capsules()
     routing_map = layer.routing_map((5, 4))
     votes = functional.pose_votes(given.poses, layer.weight.flatten(0, 1), routing_map)
@@ -256,7 +256,7 @@ def test_attribution_sums_to_the_data_of_the_class(kind):
 
 
 def test_attribution_follows_the_assignments():
-    """The last layer: R a of each child. The layer below: each parent's part, shared as R a of its own children."""
+    """The last layer: R a of each child. The layer below: a parent's part, divided like R a of its children."""
     network, images = NETWORKS["matrix"]().eval(), torch.randn(1, 1, 20, 20)
     found, layers = inspect.attribution(network, images, 1), network(images, return_intermediate=True)
     top = network.class_caps.assignments(layers["conv_caps2"])[0, 0, :, :, 1]  # [S, B]
@@ -285,7 +285,7 @@ def test_a_primary_capsule_shares_among_its_pixels():
         return Capsules(found.poses, kept)
 
     network.primary.register_forward_hook(one_only)
-    with torch.no_grad():  # a parent without data is silent
+    with torch.no_grad():  # a parent without data has activation zero
         for layer in (network.conv_caps1, network.conv_caps2):
             layer.beta_a.fill_(-1e6)
             layer.beta_u.fill_(-1e9)

@@ -1,4 +1,4 @@
-"""The bugs of public capsule code, one test each."""
+"""Known bugs of public capsule code: one test for each."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_assignments_sum_to_one_over_the_parents_of_a_child(problem):
         for parent, slot in problem.routing_map.parents(child):
             total[:, child] += assignments[:, parent, slot].sum(dim=-1)
     torch.testing.assert_close(total, torch.ones_like(total))
-    # over the children of a parent they do not
+    # the sum over the children of a parent is not one
     over_children = assignments.sum(dim=(2, 3))
     assert not torch.allclose(over_children, torch.ones_like(over_children))
 

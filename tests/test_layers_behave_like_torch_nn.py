@@ -140,7 +140,7 @@ def test_only_what_requires_grad_gets_a_gradient():
 
 
 def test_next_layer_gets_a_view_not_a_copy():
-    """A layer's output lies in memory as the CPU kernels read it: images, types, locations, entries."""
+    """The memory layout of a layer's output is the one that the CPU kernels read: images, types, locations, entries."""
     result = ConvCaps2d(3, 8, 3)(capsules((5, 5)))
     assert result.poses.is_contiguous()
     assert result.activations.is_contiguous()

@@ -1,4 +1,4 @@
-"""The losses by hand, and their schedules."""
+"""The losses, compared with results that are computed by hand, and their schedules."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""RoutingMap: the tables are right, each other's inverse, and wrong maps are refused in a sentence."""
+"""RoutingMap: its tables are correct and inverse to each other; wrong maps get an error of one sentence."""
 
 import itertools
 import pickle
@@ -143,7 +143,7 @@ def test_pairs_stand_in_the_orders_that_kernels_read(routing_map):
 
 @pytest.mark.parametrize("competition", ["global", "local"])
 def test_kernels_make_no_tables_of_their_own(competition):
-    """Or CUDA graphs would make them at every replay, and two streams at the same time."""
+    """Otherwise CUDA graphs would compute them at every replay, and two streams at the same time."""
     routing_map = RoutingMap.conv((3, 3), 2)
     tables = routing_map.tables()
 

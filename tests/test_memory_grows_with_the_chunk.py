@@ -1,4 +1,4 @@
-"""A batch is routed in chunks of images: memory for work is that of a chunk, and chunks change no bit of an image."""
+"""A batch is routed in chunks of images: memory grows with a chunk, and results of an image do not depend on it."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def gradients(inputs, problem, backend):
 
 
 def of_images(inputs, images):
-    """The same problem of some of its images."""
+    """The same problem for some of its images."""
     return [x[images].detach().requires_grad_() if i < 2 else x for i, x in enumerate(inputs)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 def test_chunks_change_no_bit_on_the_cpu(dtype, monkeypatch):
-    """Of an image, whatever it stands beside; gradients of weight and betas are sums, chunk after chunk."""
+    """Results of an image do not depend on the chunk; gradients of weight and betas are sums over the chunks."""
     check_chunks(LAYER.but(images=5), 2, dtype, "cpu", monkeypatch)
 
 
@@ -50,7 +50,7 @@ def check_chunks(problem, images, dtype, backend, monkeypatch):
         assert x.stride() == y.stride()
     for x, y in zip(found[:4], together[:4], strict=True):
         assert torch.equal(x, y)
-    if dtype != torch.float16:  # which is rounded once, after the sum
+    if dtype != torch.float16:  # rounded once, after the sum
         for i in (4, 5, 6):
             first, *others = (part[i] for part in alone)
             for more in others:
@@ -59,7 +59,7 @@ def check_chunks(problem, images, dtype, backend, monkeypatch):
 
 
 def bytes_of_an_image(problem, dtype):
-    """By bisection of what the chunks are made of."""
+    """The bytes that `chunks_of` counts for an image, found by bisection."""
     m = problem.routing_map
     sizes = m.num_parents * problem.out_caps, m.num_children * problem.in_caps, m.num_children * problem.in_caps
     size = torch.promote_types(dtype, torch.float32).itemsize
@@ -89,7 +89,7 @@ def test_chunks_depend_on_sizes_only_and_cover_the_batch():
 
 
 def work(images, backend, problem=LAYER):
-    """Bytes of a step beyond outputs, their gradients, gradients of the inputs, and what is kept."""
+    """Bytes of a step without outputs, their gradients, gradients of the inputs, and tensors for the backward pass."""
     problem = problem.but(images=images)
     inputs, known = problem.inputs(torch.float32, requires_grad=True), []
     kept = {}
@@ -104,7 +104,7 @@ def work(images, backend, problem=LAYER):
         known[:] = [*outputs, *map(torch.ones_like, outputs)]
         torch.autograd.backward(list(outputs), known[2:])
 
-    step()  # compiles, and makes what stays from call to call
+    step()  # compiles the kernels, and allocates the memory that calls reuse
     for x in inputs:
         kept.pop(x.untyped_storage().data_ptr(), None)
         known.append(x.grad)
@@ -116,7 +116,7 @@ def work(images, backend, problem=LAYER):
 
 @pytest.fixture
 def _small_workspace(monkeypatch):
-    monkeypatch.setattr(chunks, "WORKSPACE", 3 << 20)  # some four images of the layer
+    monkeypatch.setattr(chunks, "WORKSPACE", 3 << 20)  # about four images of the layer
 
 
 @pytest.mark.usefixtures("_small_workspace")
@@ -131,7 +131,7 @@ def test_it_would_grow_without_chunks():
 
 @pytest.mark.usefixtures("_small_workspace")
 def test_memory_for_work_is_that_of_a_chunk_on_triton(monkeypatch):
-    """Nothing is launched; the host allocates what launches would need."""
+    """No kernel runs; the host allocates the memory that launches would need."""
     monkeypatch.setattr(InterpretedFunction, "run", lambda *args, **kwargs: None)
     few, many = work(4, "triton"), work(24, "triton")
     assert 0 < many < 1.3 * few

@@ -1,4 +1,4 @@
-"""The passes over votes of a mixture routing agree with autograd through stored votes, for any fit."""
+"""The passes of a mixture routing over the votes equal autograd through stored votes, for any fit."""
 
 import math
 
@@ -13,7 +13,7 @@ from tritoncaps.kernels.mixture.function import MixtureFunction
 
 BACKEND = "triton"
 B, C, H = 3, 5, 16
-MAP = RoutingMap.conv((2,), (2,), (1,), (1,))  # its first and its last parent miss a slot
+MAP = RoutingMap.conv((2,), (2,), (1,), (1,))  # its first and its last parent have a missing slot
 
 
 def em(support, mean, variance, parameters, t):
@@ -44,7 +44,7 @@ def far(support, mean, variance, parameters, t):
 
 
 for _fit in (em, vb, far):
-    _fit.scatter_floor = 0.0  # every digit of the variance matters
+    _fit.scatter_floor = 0.0  # no tolerance for errors of the variance
 
 
 def with_stored_votes(fit, poses, activations, weight, parameters, iterations, competition, gradient):

@@ -1,4 +1,4 @@
-"""Variational Bayes routing, and a routing of one's own, have all properties of the reference on every backend."""
+"""Variational Bayes routing, and a user's routing, have all properties of the reference on every backend."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tritoncaps import Components, EMRouting, MixtureRouting, RoutingMap, VBRouting, functional, testing
 from tritoncaps.testing import Problem, assert_close, gradients
 
-# how many problems for each check, and the most types in them
+# number of problems for each check, and largest number of types in them
 BACKENDS = {"reference": (6, 5), "cpu": (15, 11), "triton": (4, 5)}
 
 
 @dataclass(frozen=True)
 class FarRouting(MixtureRouting):
-    """Its components stand away from the votes that they were fitted to, by up to hundreds of standard deviations."""
+    """A routing whose components are up to hundreds of standard deviations away from their votes."""
 
     parameter_names = ("height", "slope")
     distance: float = 100.0
@@ -46,7 +46,7 @@ INTERPRETED = Problem(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("check", testing.MIXTURE_CHECKS, ids=lambda check: check.__name__)
 def test_property(check, backend, routing):
-    # kernels find e = V - centre as d + shift, which loses what the distance has more digits than e
+    # kernels compute e = V - centre as d + shift, which loses precision if the shift is much larger than e
     distance = 1.0 if check is testing.checks.is_as_exact_as_plain_torch else 100.0
     drawn = (testing.checks.equals_the_reference, testing.checks.breaks_where_the_reference_does)
     if backend == "triton" and check not in drawn:
@@ -107,5 +107,5 @@ def test_variational_bayes_by_hand():
     halves = (18 - torch.arange(16, dtype=torch.float64)) / 2
     log_det = torch.digamma(halves).sum() + 16 * torch.log(torch.tensor(2.0).double()) - inverse_scale.log().sum()
     entropy = 8 * torch.log(torch.tensor(2 * torch.pi * torch.e).double()) - 0.5 * log_det
-    # one parent takes all: E ln pi = 0
+    # there is only one parent: E ln pi = 0
     assert_close("activations", capsules.activations, torch.sigmoid(-entropy).reshape(1, 1), 1e-12)

@@ -1,4 +1,4 @@
-"""Parameter counts, shapes and a sensible start."""
+"""The models: parameter counts, shapes and initial values."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ SHAPES, SIZE = ("disk", "ring", "square", "triangle", "cross"), 32
 
 
 def make_shapes(count, seed):
-    """Bright shapes of random place, size, angle, stretch and contrast, each image standardised.
+    """Bright shapes with random position, size, angle, stretch and contrast; each image is standardised.
 
     Images [count, 1, 32, 32] and labels [count].
     """

@@ -1,5 +1,5 @@
-"""Activations are weights of at least zero. Negative ones, such as logits that miss their sigmoid, count as zero on
-every backend; an eager call on the CPU, which can read them, refuses them. (`tritoncaps.testing` has the properties.)
+"""Activations must be at least zero. Negative activations, such as logits without a sigmoid, count as zero on every
+backend; in an eager call on the CPU, they are an error. (`tritoncaps.testing` has the properties.)
 """
 
 import pytest
@@ -9,7 +9,7 @@ from tritoncaps import Capsules, ConvCaps2d, EMRouting, RoutingMap, functional
 from tritoncaps.testing import Problem
 
 MAP = RoutingMap.conv((3, 2), 2)
-SENTENCE = "activations must be at least 0, as those of a sigmoid are, but one is -0.7"
+SENTENCE = "activations must be at least 0, such as the results of a sigmoid, but one is -0.7"
 
 
 @pytest.fixture(params=["reference", "cpu", "triton"])
@@ -57,7 +57,7 @@ def test_where_they_cannot_be_read_they_count_as_zero(routed):
     (expected, slope), (found, negative_slope) = results
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(negative_slope, slope.masked_fill(some, 0))
-    assert slope[some].any()  # zero itself has a gradient: a silent child can learn to speak
+    assert slope[some].any()  # zero has a gradient: a child with activation zero can still learn
 
 
 def test_an_eager_call_refuses_them(routed):

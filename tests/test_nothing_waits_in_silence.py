@@ -1,4 +1,4 @@
-"""Whatever takes longer than two seconds says what it does and how far it is; what cannot be done is said before."""
+"""Operations of more than two seconds report their progress; missing packages are reported before the work starts."""
 
 import io
 import subprocess
@@ -26,14 +26,14 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Lines come at once."""
+    """Log messages appear without a delay."""
     monkeypatch.setattr(waiting, "PATIENCE", 0.0)
     monkeypatch.setattr(waiting, "PAUSE", 60.0)
 
 
 @pytest.fixture
 def without(monkeypatch):
-    """Packages that cannot be imported."""
+    """Make the import of packages fail."""
 
     def hide(*packages):
         for package in packages:
@@ -166,7 +166,7 @@ class JITFunctionOfOurs:
 
 @pytest.fixture
 def hooks(monkeypatch):
-    """Triton's hooks, with ours in front of others', which say what they saw."""
+    """Triton's hooks: ours, before other hooks that record their calls."""
     from triton import knobs
 
     seen = []

@@ -1,5 +1,5 @@
-"""What a function or a layer returns may be changed in place, as torch.nn's outputs may: values and gradients are those
-of the same change out of place, on every backend."""
+"""Users may change the outputs of functions and layers in place, like those of torch.nn: values and gradients equal
+those of the same change out of place, on every backend."""
 
 import pytest
 import torch
@@ -133,7 +133,7 @@ def test_without_gradients(name, backend):
 
 
 def test_assignments_are_kept_for_backward_as_by_softmax(backend):
-    """A change in place works, and no wrong gradient follows: torch says what is wrong."""
+    """A change in place works; the backward pass then raises an error of torch, and computes no wrong gradient."""
     gaussians = [uniform(*PARENTS, 4, 4), uniform(*PARENTS, 4, 4), uniform(*PARENTS)]
     votes = uniform(*EDGES, 4, 4).requires_grad_()
     found = functional.e_step(votes, Gaussians(*gaussians), MAP, backend=backend)

@@ -1,4 +1,4 @@
-"""The package as it is installed."""
+"""The installed package."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_package_is_typed():
 @pytest.mark.parametrize("command", [("-m", "tritoncaps"), ("-c", "import tritoncaps_command as t; t.main()")])
 @pytest.mark.parametrize(("own", "expected"), [(None, "'0'"), ("ACTIVE", "'30000000000'")])
 def test_commands_let_the_threads_of_torch_sleep(command, own, expected):
-    """OpenMP itself says how long they spin. A user's own setting wins."""
+    """OpenMP reports how long they spin. A setting of the user has priority."""
     environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", POLICY)}
     environment |= {"OMP_DISPLAY_ENV": "verbose"} | ({POLICY: own} if own else {})
     arguments = [sys.executable, *command, "--version"]

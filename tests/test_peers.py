@@ -1,4 +1,4 @@
-"""bench/peers.py times a layer that it imports from a folder, and ours beside it. The folder here is a stand-in."""
+"""bench/peers.py times a layer that it imports from a folder, and ours. Here, the folder has a small substitute."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""Pictures show what they name, labels do not lie on each other, and objects print in a line."""
+"""Pictures match their titles, labels do not overlap, and objects print in one line."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def images(count=40, classes=TOYS, channels=2, **factors):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Figures in place of files."""
+    """Collects figures instead of writing files."""
     figures = []
     monkeypatch.setattr(pictures, "save", lambda figure, out: figures.append(figure))
     yield figures
@@ -41,7 +41,7 @@ def texts(figure):
 
 
 def boxes(figure, found):
-    """The rectangles that texts take, in pixels."""
+    """The bounding boxes of texts, in pixels."""
     figure.canvas.draw()
     return [text.get_window_extent() for text in found if text.get_text()]
 
@@ -80,7 +80,7 @@ def test_a_contact_sheet_of_pairs_names_both_digits(drawn):
 
 
 def test_titles_of_the_report_do_not_collide(drawn):
-    """Not even if each sample is taken for the longest name."""
+    """Even if every sample is classified as the class with the longest name."""
     data = images(48)
     wrong = np.where(data.labels == 2, 1, 2)
     curve = [(100.0, 0.3)]
@@ -134,7 +134,7 @@ def test_rows_of_a_summary_add_up(name):
 
 
 def test_tensorboard_shows_weights_errors_and_confusion(monkeypatch, tmp_path):
-    """Against a writer that notes what it is given; the calls are those of torch's."""
+    """With a writer that records its calls, and has the methods of torch's writer."""
     calls = []
 
     class Writer:

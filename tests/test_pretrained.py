@@ -1,4 +1,4 @@
-"""Weights that come with the package: small, intact, honest about themselves, and of use at once."""
+"""Weights in the package: they are small, intact, documented with their accuracy, and usable without other files."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ SHIPPED = dict(pretrained.CHECKSUMS)
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Weights of an untrained network, shipped as "mine"."""
+    """Weights of an untrained network, as the pretrained network "mine"."""
     torch.manual_seed(0)
     routing = EMRouting(2, 0.5, competition="local")
     network = MatrixCapsNet.small(1, 10, routing=routing)
@@ -77,7 +77,7 @@ def test_predict_and_evaluate(own, tmp_path, capsys):
         expected = own(seen).activations[0]
     assert list(found["scores"].values()) == pytest.approx(expected.tolist(), abs=1e-4)
     assert main(["evaluate", "--pretrained", "mine", "--data-dir", str(tmp_path / "none")]) == 1
-    assert "mnist" in capsys.readouterr().err  # the network is there, the data are not
+    assert "mnist" in capsys.readouterr().err  # the network exists, the data do not
     for arguments in (["predict", str(digit)], ["evaluate"], ["evaluate", "run", "--pretrained", "mine"]):
         with pytest.raises(SystemExit):
             main(arguments)

@@ -1,4 +1,4 @@
-"""Tiny examples whose values were worked out by hand: the formulas mean what they say."""
+"""The reference, on tiny examples with results that are computed by hand."""
 
 import math
 
@@ -81,7 +81,7 @@ def test_e_step_of_two_parents():
     )
     votes = torch.ones(1, 1, 1, 1, 2, 1).double()  # both parents get the vote 1
     assignments = functional.e_step(votes, gaussians, RoutingMap.full(()))
-    # the distances are equal, so the odds are those of the normalisers: 1 to 1/2
+    # the distances are equal, so the ratio is that of the normalising factors: 1 to 1/2
     torch.testing.assert_close(assignments.flatten(), torch.tensor([2 / 3, 1 / 3]).double())
 
 

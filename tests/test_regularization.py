@@ -1,4 +1,4 @@
-"""Capsule dropout, capsule norm, mixup and cross-entropy of logits do what they say, in training and in evaluation."""
+"""Capsule dropout, capsule norm, mixup and cross-entropy of logits, in training and in evaluation."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_a_share_of_the_capsules_is_silent_in_training():
 
 
 def test_a_silent_capsule_does_not_count():
-    """What a parent sees is the same, whatever a silent child's pose is."""
+    """The parents do not depend on the pose of a child with activation zero."""
     given, layer = capsules(types=4, space=(2, 2)), ClassCaps(4, 3)
     silent = torch.rand(given.activations.shape, generator=torch.Generator().manual_seed(1)) < 0.5
     activations = given.activations * ~silent
@@ -110,7 +110,7 @@ def test_networks_have_them_where_they_are_asked_for():
     assert (plain.dropout.p, full.dropout.p) == (0.0, 0.25)
     assert plain.primary.activation.bias.unique().tolist() == [0.0]
     assert full.primary.activation.bias.unique().tolist() == [-1.0]
-    # a plain network's weights have the names and the start that they had
+    # without the options, weights have the same names and initial values as before
     assert [name for name in plain.state_dict() if "norm" in name] == []
     config = Config(capsule_dropout=0.25, capsule_norm=True, primary_bias=-1.0)
     trained = build_network(config, task_by_name(config))

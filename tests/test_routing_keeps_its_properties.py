@@ -1,4 +1,4 @@
-"""Every backend's EM routing equals the reference and has all properties of `tritoncaps.testing`."""
+"""EM routing of every backend equals the reference and has all properties of `tritoncaps.testing`."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 from tritoncaps import EMRouting, RoutingMap, functional, reference, testing
 from tritoncaps.testing import Problem, assert_as_good_as, gradients
 
-# how many problems for each check, and the most types in them
+# number of problems for each check, and largest number of types in them
 BACKENDS = {"reference": (12, 5), "cpu": (25, 19), "triton": (7, 17)}
 KERNELS = [name for name in BACKENDS if name != "reference"]
 MAPS = {
@@ -66,7 +66,7 @@ INTERPRETED = Problem(
 @pytest.mark.parametrize("routing_map", MAPS.values(), ids=MAPS)
 @pytest.mark.parametrize("case", testing.HARD_CASES)
 def test_hard_case(case, routing_map, dtype, backend):
-    """Finite values and gradients, and those of the reference where that is finite."""
+    """Values and gradients are finite, and equal the reference where it is finite."""
     if backend == "triton" and (dtype, routing_map) != (torch.float32, MAPS["graph"]):
         pytest.skip("one map is enough for the slow interpreter")
     problem = HardProblem(routing_map, case=case)

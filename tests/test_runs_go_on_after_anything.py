@@ -1,4 +1,4 @@
-"""Runs survive a kill at any moment, Ctrl-C and divergence; a resumed run ends with the same bits."""
+"""Runs can continue after a kill at any moment, Ctrl-C and divergence; a resumed run ends with the same bits."""
 
 import errno
 import json
@@ -206,7 +206,7 @@ def test_checkpoints_cut_anywhere_get_a_sentence(tmp_path, folder, name):
 def test_a_full_disk_ends_the_run_with_a_sentence_and_keeps_what_was_saved(
     tmp_path, folder, monkeypatch, capsys, steps
 ):
-    """From then on, no checkpoint has room for more than a thousand bytes."""
+    """The disk has room for only a thousand bytes of a checkpoint."""
     run = tmp_path / "run"
     settings = ["--data", "smallnorb", "--data-dir", folder, "--model", "linear", "--batch-size", "8"]
     if steps > 2:
@@ -297,7 +297,7 @@ def test_a_finished_run_is_not_overwritten(tmp_path, folder):
     train(config, quiet=True)
     with pytest.raises(ConfigError, match="contains a run: continue it with --resume"):
         train(config, quiet=True)
-    again = train(config, resume=True, quiet=True)  # nothing left to do
+    again = train(config, resume=True, quiet=True)  # the run is complete
     assert (again.reason, again.step) == ("finished", 1)
 
 

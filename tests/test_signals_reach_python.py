@@ -1,4 +1,4 @@
-"""Ctrl-C acts while kernels run. Other signals are handled too, and the kernels then go on where they were."""
+"""Ctrl-C works while kernels run. Other signals are handled too, and the kernels then continue."""
 
 import asyncio
 import os
@@ -16,13 +16,13 @@ import torch
 from tritoncaps.kernels.common.cpu import threads as pool
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 
-FOREVER = 1 << 38  # tasks; a day's work
-EDGES = (np.zeros(1),)  # kernels of this file need none
+FOREVER = 1 << 38  # tasks, which would take a day
+EDGES = (np.zeros(1),)  # the kernels of this file do not use it
 
 
 @numba.njit(nogil=True)
 def count(counter, tasks, edges, done):
-    """done [entries]: how often each entry was somebody's task, entry after entry."""
+    """done[task % entries] += 1: count the tasks of each entry."""
     task = first_task(counter, tasks)
     while task < tasks:
         done[task % len(done)] += 1
@@ -31,7 +31,7 @@ def count(counter, tasks, edges, done):
 
 @numba.njit(nogil=True)
 def double(counter, tasks, edges, done):
-    """Needs all that `count` has done."""
+    """Doubles the results of `count`, so it needs all of them."""
     task = first_task(counter, tasks)
     while task < tasks:
         done[task] *= 2
@@ -42,15 +42,15 @@ def double(counter, tasks, edges, done):
 def _threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
-    pool.run(count, 1000, EDGES, np.zeros(1, np.int64))  # its threads start
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore Ctrl-C
+    pool.run(count, 1000, EDGES, np.zeros(1, np.int64))  # start the threads of the pool
     yield
     signal.signal(signal.SIGINT, handler)
     torch.set_num_threads(before)
 
 
 def send(number, done):
-    """When kernels are at work, in the main thread too."""
+    """Send a signal while kernels run, also in the main thread."""
 
     def wait():
         while not done.any():
@@ -70,7 +70,7 @@ def test_ctrl_c_ends_a_call_that_would_take_a_day():
     time.sleep(0.05)
     assert np.array_equal(done, after)  # other threads have left it too
     few = np.zeros(100, np.int64)
-    pool.run(count, 100, EDGES, few)  # and are free for the next
+    pool.run(count, 100, EDGES, few)  # and can run the next kernel
     assert (few == 1).all()
 
 
@@ -93,7 +93,7 @@ def test_every_task_is_done_once_however_many_signals_come():
 
 
 def test_asyncio_hears_signals_that_come_while_kernels_run():
-    """It has a socket of its own for them."""
+    """asyncio has its own socket for signals."""
 
     async def listen():
         heard = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A small call on the CPU runs a plan that an earlier call made: with its own inputs, options and results."""
+"""A small call on the CPU reuses the plan of an earlier call, with its own inputs, options and results."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SMALL = Problem(RoutingMap.conv((3, 3), 2), EMRouting(2), images=2, in_caps=2, o
 
 @pytest.fixture(autouse=True)
 def plans():
-    """The plans of this thread, at first none."""
+    """The plans of this thread; none at the start."""
     kept._plans.of_calls.clear()
     return kept._plans.of_calls
 

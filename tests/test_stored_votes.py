@@ -1,4 +1,4 @@
-"""The operations on stored votes: linear where they should be, equal on every backend, gradients included."""
+"""The operations on stored votes: linearity, and equal results and gradients on every backend."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def stored(routing_map, pose, images=2, in_caps=3, out_caps=5):
 
 
 def values_and_gradients(call, *inputs):
-    """What a call returns, and the gradients of its inputs for a random cotangent."""
+    """The results of a call, and the gradients of its inputs for random gradients of the results."""
     given = [x.detach().requires_grad_() for x in inputs]
     outputs = call(*given)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
@@ -127,7 +127,7 @@ def test_an_empty_batch_gives_an_empty_result(backend):
 
 @pytest.mark.parametrize("backend", KERNELS)
 def test_drawn_votes(backend):
-    """Shapes, maps and memory layouts, as hypothesis draws them."""
+    """Random shapes, maps and memory layouts, from hypothesis."""
 
     @settings(max_examples=BACKENDS[backend], deadline=None, derandomize=True, database=None)
     @given(
@@ -160,7 +160,7 @@ def test_drawn_votes(backend):
 
 
 def calls(routing_map, images=2, backend=None):
-    """Every operation: a function of tensors, and these."""
+    """Every operation: a function of tensors, and the tensors."""
     given, problem = (
         stored(routing_map, (4, 4), images),
         Problem(routing_map, images=images, in_caps=3, out_caps=5).inputs(),
@@ -184,7 +184,7 @@ def test_gradients_and_their_gradients_are_slopes(name, backend):
     call, *inputs = calls(tiny, 1, backend)[name]
     given = [x.requires_grad_() for x in inputs]
     assert torch.autograd.gradcheck(call, given, fast_mode=True)
-    if backend != "triton":  # second derivatives are the reference's on all backends
+    if backend != "triton":  # all backends compute second derivatives with the reference
         assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
 
 
@@ -207,7 +207,7 @@ def test_transforms_take_them(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bits_depend_on_neither_threads_nor_batch(dtype):
-    """What belongs to an image is the same if it is alone; all is the same whatever the number of threads."""
+    """Results of an image do not depend on other images; no result depends on the number of threads."""
     routing_map, before = RoutingMap.conv((7, 6), 3, stride=2, padding=1), torch.get_num_threads()
 
     def results(call, tensors):
@@ -232,7 +232,7 @@ def test_bits_depend_on_neither_threads_nor_batch(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_narrow_types_are_for_storage_only(dtype, backend):
-    """Arrays are rounded; what happens between is float32, as good as plain torch's."""
+    """Arrays are rounded; the arithmetic is float32, as accurate as plain torch."""
     floor = max(32 * torch.finfo(torch.float32).eps, 2 * torch.finfo(dtype).eps)
     by_reference = calls(MAPS["class"], backend="reference")
     for name, (call, *inputs) in calls(MAPS["class"], backend=backend).items():
@@ -248,7 +248,7 @@ def test_narrow_types_are_for_storage_only(dtype, backend):
 
 
 def test_missing_slots_are_ignored(backend):
-    """Whatever the votes of a missing slot hold, even nan."""
+    """Votes of missing slots have no effect, even if they are nan."""
     routing_map = MAPS["graph"]
     given = stored(routing_map, (4, 4))
     missing = (routing_map.children < 0)[None, :, :, None, None, None, None]
@@ -315,7 +315,7 @@ def test_steps_compose_to_em_routing(backend):
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_one_broken_vote_breaks_what_it_breaks_in_the_reference(backend, number, activation):
-    """Values and gradients are non-finite in the same places, even if the child of the vote is silent."""
+    """Values and gradients are non-finite in the same places, even if the child of the vote has activation zero."""
     routing_map = MAPS["graph"]
     given = stored(routing_map, (4, 4), in_caps=2, out_caps=3)
     parent, slot = next(iter(routing_map.parents(0)))

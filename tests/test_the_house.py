@@ -1,4 +1,4 @@
-"""Where things stand: kernels know nothing of the library above them, and CONTRIBUTING.md draws the folders."""
+"""The structure of the project: kernels do not import the library, and CONTRIBUTING.md lists all files and folders."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
 
 
 def imported(path):
-    """The names of all modules that a file imports, at any depth of it."""
+    """The names of all modules that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -29,13 +29,13 @@ def test_kernels_import_nothing_of_the_library_above_them(path):
 
 
 def test_imports_are_found(tmp_path):
-    """So that the test above can fail."""
+    """The test above can fail."""
     (tmp_path / "x.py").write_text("import tritoncaps.layers as y\ndef f():\n    from tritoncaps import reference\n")
     assert list(imported(tmp_path / "x.py")) == ["tritoncaps.layers", "tritoncaps.reference"]
 
 
 def test_only_the_table_of_backends_knows_their_names():
-    """Elsewhere a backend is an object."""
+    """Other files use the object of a backend, not its name."""
     files = [
         p for folder in ("kernels", "tritoncaps/routing", "tritoncaps/_internal") for p in (ROOT / folder).rglob("*.py")
     ]
@@ -47,7 +47,7 @@ def test_only_the_table_of_backends_knows_their_names():
 
 
 def test_contributing_draws_the_library():
-    """Every file and folder of tritoncaps/ stands in the tree, and nothing else does."""
+    """The tree has every file and folder of tritoncaps/, and no others."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     lines = text.partition("    tritoncaps/")[2].partition("\n    kernels/")[0].splitlines()[1:]
     left = [re.match(r"( *)((?:[\w/.]+(?:, | |$))+)", line).group(2) for line in lines]

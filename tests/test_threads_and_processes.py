@@ -1,4 +1,4 @@
-"""The CPU kernels among threads and processes: same bits, no deadlock, no crash."""
+"""The CPU kernels in several threads and processes: same bits, no deadlock, no crash."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def all_bits(dtype=torch.float32):
 
 @pytest.fixture(autouse=True)
 def threads():
-    """Several, unless a test asks for another number."""
+    """The number of threads: several, unless a test sets another number."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield torch.set_num_threads
@@ -55,7 +55,7 @@ def test_many_python_threads_at_once():
 
 
 def test_nobody_waits_for_a_thread_that_never_comes(threads):
-    """All threads of the pool are busy with something else: the calling thread does all the work."""
+    """If all threads of the pool are busy, the calling thread does all the work."""
     threads(1)
     expected = all_bits()
     threads(3)
@@ -71,7 +71,7 @@ def test_nobody_waits_for_a_thread_that_never_comes(threads):
 
 
 class Routed(Dataset):
-    """Items that are made by a capsule layer, in the worker."""
+    """A data set whose items a capsule layer computes, in the worker."""
 
     layer = ConvCaps2d(3, 4, 3)
 
@@ -96,7 +96,7 @@ def test_in_the_workers_of_a_data_loader(start):
 
 
 def check_spawned(loader):
-    """A spawned worker makes a layer of its own, with other weights."""
+    """A spawned worker creates its own layer, with other weights."""
     assert all(item.isfinite().all() for item in loader)
 
 
@@ -119,7 +119,7 @@ def test_processes_share_a_model(start):
     for mine, theirs in zip(outputs, expected, strict=True):
         assert torch.equal(torch.from_numpy(mine), theirs)
     assert torch.equal(model.weight, 2 * weight)
-    assert not torch.equal(model(given).poses, expected.poses)  # nothing of the old weights was kept
+    assert not torch.equal(model(given).poses, expected.poses)  # no cache of the old weights
 
 
 def run(code):
@@ -133,7 +133,7 @@ ROUTE = "ClassCaps(3, 4)(Capsules(torch.randn(9, 3, 5, 4, 4), torch.rand(9, 3, 5
 
 def test_exit_is_clean():
     run(ROUTE)
-    quiet = "import logging; logging.disable()"  # a busy machine may take so long to load kernels that it says so
+    quiet = "import logging; logging.disable()"  # on a busy machine, loading kernels may log a message
     result = run(f"{quiet}\n{ROUTE}\nprint('done')")
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
@@ -175,7 +175,7 @@ def test_after_fork_in_the_middle_of_training():
 
 
 def test_layers_of_one_model_share_the_compiled_kernels():
-    """A second process finds the kernels on disk: it compiles nothing."""
+    """A second process loads the kernels from disk and compiles nothing."""
     code = f"""
     {ROUTE}
     from tritoncaps.kernels.mixture.cpu import parent_view
@@ -214,7 +214,7 @@ def test_layers_agree_with_each_other():
 
 
 def test_a_requested_backend_is_for_all_threads(monkeypatch):
-    """DataParallel and autograd have threads of their own."""
+    """DataParallel and autograd have their own threads."""
     chosen = []
     choose = backends.choose
     monkeypatch.setattr(backends, "choose", lambda *given: chosen.append(choose(*given)) or chosen[-1])

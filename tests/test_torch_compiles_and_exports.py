@@ -1,4 +1,4 @@
-"""torch.compile, torch.export, ONNX and AOTInductor take layers and models as they are."""
+"""torch.compile, torch.export, ONNX and AOTInductor work with layers and models without changes."""
 
 import io
 import itertools
@@ -51,7 +51,7 @@ def vector_net(**kwargs):
 
 
 class Training(nn.Module):
-    """A model and its loss, with that of the decoder if there is one."""
+    """A model and its loss, with the loss of the decoder if it has one."""
 
     def __init__(self, model, loss):
         super().__init__()
@@ -95,7 +95,7 @@ def assert_same(actual, expected):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-# torch compiles every operation of the reference, and Triton is interpreted: one layer of each kind
+# the reference (torch compiles all its operations) and Triton (interpreted) are slow: one layer of each kind
 @pytest.mark.parametrize(
     ("name", "backend"),
     [*((name, "cpu") for name in LAYERS), *itertools.product(("class", "vector"), ("reference", "triton"))],
@@ -206,7 +206,7 @@ def test_torchscript_traces_and_does_not_script(tmp_path, make, size):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("make", "size"), [(matrix_net, 17), (vector_net, 20)])
 def test_onnx(tmp_path, make, size):
-    """Through the reference, whatever the layers' backend is: its operators are those that ONNX knows."""
+    """Through the reference, for any backend of the layers: it consists of operators that ONNX supports."""
     runtime = pytest.importorskip("onnxruntime")
     model = make().eval().requires_grad_(False)
     example, other = images(2, size).float(), images(3, size).float()

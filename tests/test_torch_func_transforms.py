@@ -40,7 +40,7 @@ def vectors():
 
 @pytest.fixture(params=CASES)
 def case(request):
-    """A layer, the same on the reference, and an input."""
+    """A layer, the same layer with the backend reference, and an input."""
     make, given = CASES[request.param]
     layer, reference = make("cpu"), make("reference")
     reference.load_state_dict(layer.state_dict())

@@ -1,4 +1,4 @@
-"""What people do with layers: mixed precision, checkpointing, utilities, optimisers, hooks, processes, operators."""
+"""Layers and torch's tools: mixed precision, checkpointing, utilities, optimisers, hooks, processes, operators."""
 
 import copy
 import warnings
@@ -79,7 +79,7 @@ def test_autocast_trains_a_model_with_a_scaler():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_scaler_sees_gradients_that_overflow(backend):
-    """It leaves out the step and scales less from then on."""
+    """It skips the step and reduces its scale."""
     layer, scaler = ClassCaps(2, 3, backend=backend), torch.amp.GradScaler("cpu", init_scale=2.0**127)
     optimizer, before = torch.optim.SGD(layer.parameters(), lr=1.0), copy.deepcopy(layer.state_dict())
     with torch.autocast("cpu", torch.float16):
@@ -167,7 +167,7 @@ def test_hooks_data_parallel_and_shared_memory():
 
 
 def test_tables_follow_their_layer():
-    """A layer has no buffers; its map's tables are where its input is."""
+    """A layer has no buffers; the tables of its map are on the device of its input."""
     layer = ConvCaps2d(2, 3, 2, device="meta")
     out = layer(Capsules(torch.empty(1, 2, 3, 3, 4, 4, device="meta"), torch.empty(1, 2, 3, 3, device="meta")))
     assert out.poses.device.type == "meta"
@@ -199,7 +199,7 @@ def materialise(model):
 
 
 def opcheck_arguments(backend):
-    """Arguments of our operators: EM routing with what its forward pass saves."""
+    """Arguments of our operators: EM routing, with the tensors that its forward pass saves."""
     poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32)
     tables = list(TINY.routing_map.tables())
     options = (list(TINY.routing.lambdas)[:2], 1e-4, 0.7, "global")
@@ -211,7 +211,7 @@ def opcheck_arguments(backend):
 
 
 def mixture_arguments(backend):
-    """Those of the passes over votes of any fit, in the second of two iterations."""
+    """Arguments of the passes for any fit, in the second of two iterations."""
     votes, tables = TINY.inputs(torch.float32)[:3], list(TINY.routing_map.tables())
     support, mean, variance, _ = torch.ops.tritoncaps.mixture_moments(*votes, [], tables, "global", 0.0, backend)
     components = [mean, 1 / (variance + 1), support]
@@ -245,7 +245,7 @@ def dynamic_arguments(backend):
 
 
 def stored_vote_arguments(backend):
-    """Those of the operators on stored votes [N, P, S, B, C, H]; one of them exists on Triton only."""
+    """Arguments of the operators on stored votes [N, P, S, B, C, H]; one of them exists only on Triton."""
     poses, activations, weight, beta_u, beta_a = TINY.inputs(torch.float32)
     poses, tables, fit = poses.flatten(-2), list(TINY.routing_map.tables()), (0.5, 1e-4, 1.0, backend)
     votes = torch.ops.tritoncaps.pose_votes_forward(poses, weight, tables, backend)
@@ -351,7 +351,7 @@ def test_assignments_on_request(backend):
     torch.testing.assert_close(assignments[:, 0, 0].sum(dim=-1), torch.ones(2, 2))  # child 0 has one parent location
     second = assignments[:, 0, 1].sum(dim=-1) + assignments[:, 1, 0].sum(dim=-1)  # child 1 has two
     torch.testing.assert_close(second, torch.ones(2, 2))
-    assert not assignments[:, 1, 1].any()  # nobody is there
+    assert not assignments[:, 1, 1].any()  # missing slot
 
 
 def test_matrices_of_other_libraries():

@@ -1,4 +1,4 @@
-"""ToyNORB: the same bits from the same seed, disjoint toys, stereo, and nothing that a pixel gives away."""
+"""ToyNORB: the same bits from the same seed, disjoint toys, the effect of each factor, positions, and the cache."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tritoncaps.data.toys import make_toy
 
 @pytest.fixture(scope="module")
 def car():
-    """Of two elevations, to save time."""
+    """Images of a car, with two elevations to save time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toynorb, "ELEVATIONS", 2)
         yield toynorb.render_toy(0, 4, 0).reshape(2, 18, 6, 2, 48, 48)

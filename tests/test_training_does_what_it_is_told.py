@@ -1,4 +1,4 @@
-"""Settings of a run: each one has the effect that its name says, or is refused in a sentence."""
+"""Settings of a run: each one has its effect, or gets an error of one sentence."""
 
 import json
 import math
@@ -193,7 +193,7 @@ def test_crops(run, crops):
 
 
 def test_a_network_learns(run):
-    """The metrics say so, and so does the result."""
+    """The metrics and the result show it."""
     result = run(steps=60, jitter="none")
     rows = read_metrics(result.folder)
     assert rows[-2]["kind"] == "train"

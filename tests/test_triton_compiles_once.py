@@ -1,7 +1,7 @@
-"""What a launch compiles depends on options and dtypes, not on the batch or on the sizes of a layer.
+"""The kernels that a launch compiles depend on options and dtypes, not on the batch or on the sizes of a layer.
 
-Triton asks for a compiled kernel by a key. These tests collect the keys in a process of their own, because this one has
-Triton's interpreter; nothing is compiled and nothing is run.
+Triton looks up compiled kernels by a key. These tests collect the keys in another process, because this one uses
+Triton's interpreter. They compile and run no kernel.
 """
 
 import json
@@ -64,6 +64,6 @@ def test_neither_batch_nor_sizes_compile_anew():
 
 def test_an_old_package_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(backends, "_version", lambda package: (3, 3))
-    assert backends._missing.__wrapped__("triton") == "its kernels need triton 3.4 or newer, and 3.3 is installed"
+    assert backends._missing.__wrapped__("triton") == "its kernels need triton 3.4 or newer, but 3.3 is installed"
     monkeypatch.setattr(backends, "_version", lambda package: (3, 4))
     assert backends._missing.__wrapped__("triton") == ""

@@ -20,7 +20,7 @@ for variant in found:
 
 
 def test_the_coalescing_pass_changes_nothing():
-    """Where launches leave it out."""
+    """For the kernels whose launches skip it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_ALWAYS_COMPILE": "1"}
     command = [sys.executable, "-c", COMPARE]
@@ -30,7 +30,7 @@ def test_the_coalescing_pass_changes_nothing():
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_resources(target):
-    """Compiled ahead of time in a process of its own: this one has Triton's interpreter."""
+    """Kernels are compiled ahead of time, in another process, because this one uses Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tritoncaps.kernels.common.triton.resources", "--targets", target]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -1,4 +1,4 @@
-"""What the Triton backend launches for the paper's first ConvCaps layer, at batch 64. Nothing is run."""
+"""The launches of the Triton backend for the paper's first ConvCaps layer, with batch size 64. No kernel runs."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def test_no_array_has_the_size_of_the_assignments(launches):
 
 @pytest.fixture(scope="module")
 def costs():
-    """What costs.py counts of it."""
+    """The costs of this step that costs.py counts."""
     m = PROBLEM.routing_map
     sizes = (PROBLEM.images, m.num_children, m.num_parents, m.num_slots, PROBLEM.in_caps, PROBLEM.out_caps)
     forward, backward = em_routing_costs(*sizes, m.num_weights, m.num_edges)
@@ -54,7 +54,7 @@ def test_costs_are_those_of_the_launches(launches, costs):
 
 
 def test_profilers_see_the_costs(launches, costs):
-    """What Triton's hook tells a profiler of each launch adds up to what costs.py counts of all."""
+    """The numbers that profilers get for each launch add up to the costs that costs.py counts."""
     hooks = {"fit_kernel": parent_metadata, "slopes_kernel": parent_metadata, "outputs_kernel": parent_metadata}
     hooks["add_splits_kernel"] = sum_metadata
     told: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""No lane of a Triton kernel leaves the arrays that it was given, whatever the sizes.
+"""Triton kernels read and write only inside of their arrays, for all sizes.
 
-Every array of a launch gets a border of guard values on both sides. A load or a store outside of the arrays fails at
-once; a changed border, a guard value that reached a result, or an output that nobody wrote, fails afterwards.
+Every array of a launch gets a border of guard values on both sides. A load or a store outside of the arrays fails
+immediately. A changed border, a guard value in a result, or an output that was not written fails after the launch.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Layers of vector capsules compose, copy, pickle, move and load like those of torch.nn; threads change no bit."""
+"""Layers of vector capsules compose, copy, pickle, move and load like those of torch.nn, with any number of threads."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What a user asks of layers, models and capsules beyond their forward pass."""
+"""Features of layers, models and capsules besides their forward pass."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_same_padding_keeps_the_size_as_in_torch(dims, kernel, dilation):
 
 @pytest.mark.parametrize(("kernel", "dilation"), [(2, 1), (3, 1), (4, 1), (2, 3)])
 def test_same_padding_sees_the_children_that_torch_sees(kernel, dilation):
-    """An image of numbers from 1 on and kernels with a single one: what torch sees is the child, or padding."""
+    """An image of 1, 2, ..., and kernels with a single 1: the result of torch is the child, or 0 for padding."""
     size = (4, 5)
     table = RoutingMap.conv(size, kernel, padding="same", dilation=dilation).children
     image = torch.arange(1.0, 21.0).reshape(1, 1, *size)
@@ -81,7 +81,7 @@ def test_same_padding_sees_the_children_that_torch_sees(kernel, dilation):
 
 @pytest.mark.parametrize("kernel", [2, 3, 4])
 def test_same_padding_is_padding_by_hand(kernel):
-    """Silent children around the input vote for nobody: the same parents as with padding, up to the mean of data."""
+    """Children with activation zero around the input equal padding, except for mean_data."""
     routing = EMRouting(2, mean_data=False, final_lambda=0.1, competition="local")
     layer = ConvCaps2d(3, 4, kernel, padding="same", routing=routing, backend="reference", dtype=torch.float64)
     plain = ConvCaps2d(3, 4, kernel, routing=routing, backend="reference", dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_capsules_are_mapped_moved_and_detached():
     assert cut.poses.data_ptr() == given.poses.data_ptr()
 
 
-# assignments and votes, to look at
+# assignments and votes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A network, data and a loss of the user's own: as functions in Python, or by name on the command line."""
+"""The user's own network, data and loss: as functions in Python, or by name on the command line."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def config(tmp_path, folder):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with a module, as the current one; what was imported from it is forgotten again."""
+    """A folder with a module, as the current folder; its imports are removed at the end."""
     (tmp_path / "mine.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -86,7 +86,7 @@ def place(tmp_path, monkeypatch):
 
 
 def forget():
-    """As in a new process."""
+    """Remove the imported module, as in a new process."""
     sys.modules.pop("mine", None)
     for table in (NETWORKS, DATASETS):
         for name in [name for name in table if ":" in name]:
@@ -202,7 +202,7 @@ def test_functions_that_do_not_fit_get_a_sentence(config, tmp_path, arguments, s
 
 
 def test_names_on_the_command_line(place, folder, capsys):
-    """Recorded in the run, and wanted again: a run's folder never makes anybody import anything."""
+    """The run records the names, but a command that uses the run must get them again: a folder causes no imports."""
     own = ["--model", "mine:build", "--data", "mine:load", "--loss", "mine:loss"]
     assert main(["train", *own, "--batch-size", "4", "--steps", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -238,7 +238,7 @@ def test_names_on_the_command_line(place, folder, capsys):
     assert main([*evaluation, *own[:4]]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 24
     forget()
-    assert main([*prediction, *own[:2]]) == 0  # what the images are like is saved: no data are needed
+    assert main([*prediction, *own[:2]]) == 0  # the run has saved the description of the images, so it needs no data
     assert "dark" in capsys.readouterr().out
     forget()
     assert main(["info", "--run", "runs/load-build", *own[:2], "--json"]) == 0

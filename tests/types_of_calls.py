@@ -1,4 +1,4 @@
-"""What type checkers know of calls, for `make typecheck`: mypy reports every line whose type is another one."""
+"""The types of calls, for `make typecheck`: mypy reports every line with another type."""
 
 import torch
 from torch import Tensor

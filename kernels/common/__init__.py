@@ -1,1 +1,1 @@
-"""What all algorithms share: tables, numerics, backends, operator registration, CPU and Triton tools."""
+"""Code for all algorithms: tables, numerics, backends, operator registration, CPU and Triton tools."""

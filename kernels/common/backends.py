@@ -1,4 +1,4 @@
-"""Which kernels run: the table of backends, and the choice of one by device or by request.
+"""The table of backends, and the choice of a backend: by the user, or by the device of the tensors.
 
 reference   any device      einops; stores votes; the definition
 cpu         CPU             kernels/*/cpu, compiled by Numba
@@ -27,19 +27,19 @@ from tritoncaps.kernels.common.tracing import constant
 
 @dataclass(frozen=True)
 class Backend:
-    """A set of kernels. Each algorithm has a package of its own for it, `kernels.<algorithm>.<name>`."""
+    """A set of kernels. The kernels of an algorithm are in the package `kernels.<algorithm>.<name>`."""
 
     name: str
-    package: str  # that compiles the kernels
-    oldest: tuple[int, int]  # version of the package that compiles them right
-    devices: tuple[str, ...]  # for which this backend is chosen
+    package: str  # the Python package that compiles the kernels
+    oldest: tuple[int, int]  # oldest version of the package that compiles them correctly
+    devices: tuple[str, ...]  # types of devices that select this backend
 
     def kernels(self, algorithm: str) -> Any:
         """The backend object of an algorithm, imported at its first use."""
         return _kernels(algorithm, self.name)
 
     def surroundings(self, tensor: torch.Tensor) -> AbstractContextManager[Any]:
-        """The context in which all kernels for ``tensor`` run."""
+        """The context manager for all kernels that compute with ``tensor``."""
         return _surroundings(self.name)(tensor)
 
 
@@ -53,14 +53,14 @@ _requested: str | None = None
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """A context: calls inside that name no backend use ``name``.
+    """Context manager: calls inside it use the backend ``name``, unless they have their own ``backend=``.
 
-    The request holds in all threads of the process: `nn.DataParallel` starts threads of its own, autograd's backward
-    pass may run in another one, and `torch.compile` guards on it as a global. Name ``backend=`` in a layer where
-    threads need different ones.
+    It applies to all threads of the process: `nn.DataParallel` starts its own threads, autograd may run the backward
+    pass in another thread, and `torch.compile` guards on the backend as a global. If threads need different backends,
+    pass ``backend=`` to the layers.
 
     Args:
-        name: "reference", "cpu" or "triton"; None: chosen by device.
+        name: "reference", "cpu" or "triton"; None: the device of the tensors selects it.
 
     Raises:
         ValueError: if there is no such backend.
@@ -86,11 +86,11 @@ def check_name(name: str | None) -> str | None:
 
 
 def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> str:
-    """The backend for tensors on ``device``: the one asked for, which must work there, or the best that does.
-    ``triton_refuses`` says why Triton's kernels are not for these tensors, if they are not."""
+    """The backend for tensors on ``device``: the requested one, which must work there, or the fastest that does.
+    ``triton_refuses`` is the reason why Triton's kernels cannot compute with these tensors, or empty."""
     name = check_name(name) or _requested
     if torch.onnx.is_in_onnx_export() or torch.jit.is_tracing():
-        return "reference"  # made of operators that ONNX and TorchScript know
+        return "reference"  # it consists of operators that ONNX and TorchScript support
     if name is None:
         return _automatic(device.type, triton_refuses)
     check_installed(name)
@@ -107,7 +107,7 @@ def choose(name: str | None, device: torch.device, triton_refuses: str = "") -> 
 
 
 def check_installed(name: str | None) -> None:
-    """Raises if the package that compiles a backend's kernels is missing."""
+    """Raise MissingPackageError if the package that compiles the kernels of a backend is missing."""
     missing = _missing(name) if name in BACKENDS else ""
     if missing:
         raise MissingPackageError(f"backend {name!r} cannot be used: {missing}")
@@ -119,7 +119,7 @@ def kernels(algorithm: str, name: str) -> Any:
 
 
 def triton_runs_on_cpu() -> bool:
-    """Under Triton's interpreter, or where something else takes its launches (an emulator)."""
+    """True under Triton's interpreter, or if an emulator replaces Triton's launches."""
     return os.environ.get("TRITON_INTERPRET") == "1" or os.environ.get("TRITONCAPS_TRITON_ON_CPU") == "1"
 
 
@@ -143,12 +143,12 @@ def _missing(name: str) -> str:
         return f"the package {package} is not installed: pip install {package}"
     found = _version(package)
     if found and found < oldest:
-        return f"its kernels need {package} {_text(oldest)} or newer, and {_text(found)} is installed"
+        return f"its kernels need {package} {_text(oldest)} or newer, but {_text(found)} is installed"
     return ""
 
 
 def _version(package: str) -> tuple[int, ...]:
-    """The first two numbers of its version; empty if they are not known, as of a build of one's own."""
+    """The first two numbers of the installed version; empty if they are unknown, such as for a local build."""
     for distribution in (package, f"pytorch-{package}", f"pytorch-{package}-rocm"):
         with suppress(importlib.metadata.PackageNotFoundError):
             numbers = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(distribution))
@@ -162,7 +162,7 @@ def _text(version: tuple[int, ...]) -> str:
 
 @constant
 def _fall_back(reason: str) -> None:
-    """Warns once for each reason."""
+    """Warn, once for each reason."""
     warnings.warn(f"tritoncaps uses its slow reference backend, which stores votes: {reason}", stacklevel=4)
 
 

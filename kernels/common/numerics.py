@@ -9,7 +9,7 @@ POSE = 16  # entries of a 4x4 pose
 
 
 def widen(x: Tensor) -> Tensor:
-    """float16 and bfloat16 are for storage: compute in float32."""
+    """Convert float16 and bfloat16 to float32: the kernels store them, but do not compute in them."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -19,5 +19,5 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def least_support(dtype: torch.dtype) -> float:
-    """A parent with no more support than this has no mean: the inverse of its support would overflow."""
+    """A parent with this support or less has no mean: the inverse of the support would overflow."""
     return 1e4 * torch.finfo(dtype).tiny

@@ -1,4 +1,4 @@
-"""How our operators are registered with PyTorch."""
+"""Registration of our operators with PyTorch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tritoncaps.kernels.common.backends import BACKENDS
 
 
 def operator(function: Callable[..., Any]) -> Any:
-    """Make ``function`` the opaque operator ``tritoncaps::<its name>`` of all devices; autograd is left to the caller.
+    """Register ``function`` as the opaque operator ``tritoncaps::<its name>`` for all devices, without a gradient.
 
-    `torch.library.custom_op` would do, but its first call imports torch's compiler, which takes more than a second.
+    `torch.library.custom_op` does the same, but it imports torch's compiler, which takes more than a second.
     """
     name = f"tritoncaps::{function.__name__}"
-    # the annotations are names of the file that defines the function, not of a decorator's
+    # unwrap: the annotations are names in the file of the function, not in the file of its decorator
     torch.library.define(name, torch.library.infer_schema(unwrap(function), mutates_args=()))
     torch.library.impl(name, "default", function)
     overload = getattr(torch.ops.tritoncaps, function.__name__).default
@@ -34,7 +34,7 @@ class Given(SimpleNamespace):
 
 
 def fake(overload: Any) -> Callable[[Callable[[Given], Any]], Callable[[Given], Any]]:
-    """Decorates the function that returns empty outputs of an operator, with their shapes, strides and dtypes."""
+    """Decorator of the function that returns empty outputs of an operator, with their shapes, strides and dtypes."""
     names = _argument_names(overload)
 
     def register(function: Callable[[Given], Any]) -> Callable[[Given], Any]:
@@ -46,14 +46,14 @@ def fake(overload: Any) -> Callable[[Callable[[Given], Any]], Callable[[Given], 
 
 
 def _argument_names(function: Any) -> list[str]:
-    """Of an operator, or of a plain function."""
+    """The names of the arguments of an operator or a plain function."""
     if isinstance(function, torch._ops.OpOverload):
         return [argument.name for argument in function._schema.arguments]
     return list(signature(function).parameters)
 
 
 def surrounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run ``function`` in the context of its backend; the last argument names that, the first is a tensor."""
+    """Run ``function`` in the context of its backend. The first argument is a tensor, the last the backend's name."""
 
     @wraps(function)
     def call(*arguments: Any) -> Any:
@@ -63,13 +63,13 @@ def surrounded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_references: dict[Any, Callable[[Given], tuple[Tensor, ...]]] = {}  # of backward operators
+_references: dict[Any, Callable[[Given], tuple[Tensor, ...]]] = {}  # keys: backward operators
 
 
 def reference_of(backward: Any) -> Callable[[Callable[[Given], Any]], Callable[[Given], Any]]:
-    """Decorates the function that computes what a backward operator does, by the reference.
+    """Decorator of the function that computes the result of a backward operator with the reference.
 
-    It gets the operator's arguments and returns its gradients, but never an empty one for what is not needed.
+    It takes the arguments of the operator and returns all its gradients, also those that the operator leaves empty.
     """
 
     def register(function: Callable[[Given], Any]) -> Callable[[Given], Any]:
@@ -80,7 +80,7 @@ def reference_of(backward: Any) -> Callable[[Callable[[Given], Any]], Callable[[
 
 
 def differentiable_again(backward: Any) -> Callable[..., Any]:
-    """The backward operator as a function whose own gradient is that of its reference (see `reference_of`)."""
+    """The backward operator as a function whose gradient comes from its reference (see `reference_of`)."""
     names = _argument_names(backward)
 
     class Again(torch.autograd.Function):
@@ -120,11 +120,11 @@ def differentiable_again(backward: Any) -> Callable[..., Any]:
     return call
 
 
-_SAVED = object()  # marks the place of a tensor among other arguments
+_SAVED = object()  # replaces a tensor among the other arguments
 
 
 def _one_by_one(overload: Any) -> Callable[..., Any]:
-    """The rule of `torch.func.vmap`: call the operator for each member of the batch, and stack what it returns."""
+    """The rule of `torch.func.vmap`: call the operator for each member of the batch, and stack the results."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         members = range(info.batch_size)

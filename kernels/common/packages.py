@@ -1,5 +1,5 @@
-"""Packages that may be missing."""
+"""The error for a package that is not installed."""
 
 
 class MissingPackageError(ImportError):
-    """A package that is not installed; the sentence says how to install it."""
+    """A package is not installed; the message says how to install it."""

@@ -13,8 +13,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant(function: Function) -> Function:
-    """Keep the results of a function of plain values: real tensors, even where torch traces or transforms, and
-    constants to its compiler."""
+    """Cache the results of a function of plain values. They are real tensors, also while torch traces or transforms,
+    and constants for its compiler."""
 
     @lru_cache(maxsize=1024)
     def kept(*args: Any) -> Any:
@@ -25,11 +25,11 @@ def constant(function: Function) -> Function:
     def get(*args: Any) -> Any:
         return kept(*args)
 
-    # what torch.compiler.assume_constant_result sets, without importing the compiler, which takes a second
+    # the same as torch.compiler.assume_constant_result, which imports the compiler and takes a second
     get._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return get  # type: ignore[return-value]
 
 
 def plain(n: int) -> int:
-    """The same number, also where torch would keep it symbolic: images of another size are another program."""
+    """The number n as a plain int, where torch would use a symbol: torch compiles again for images of another size."""
     return len(range(n))

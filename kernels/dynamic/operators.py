@@ -1,7 +1,7 @@
 """Dynamic routing and squash as PyTorch operators: opaque forward and backward, and the autograd Functions over them.
 
-The operators are the same for all devices: `backend` names the kernels. Tensors of capsules are
-[N, types, locations, ...] at this level; the spatial axes are flattened by the caller.
+The operators are the same for all devices: `backend` is the name of the kernels. Tensors of capsules have the shape
+[N, types, locations, ...] here; the caller flattens the spatial axes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def dynamic_routing_forward(
     none_of_the_above: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """poses [N, B, L, D], weight [K, B, C, D, E], priors [K, B, C], tables as in `Tables` ->
+    """Parents [N, P, C, E], and for the backward pass the sums before the squash, [T, N, P, C, E].
 
-    parents [N, P, C, E], and what backward needs: their sums before the squash, [T, N, P, C, E].
+    poses [N, B, L, D], weight [K, B, C, D, E], priors [K, B, C], tables: the fields of `Tables`.
     """
     options = Options(iterations, competition, none_of_the_above, "all")
     sums, parents = _kernels(backend).forward(*_wide(poses, weight, priors), Tables(*tables), options)
@@ -74,7 +74,7 @@ def dynamic_routing_backward(
     needs_priors: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of poses, weight and priors; those that are not needed come back empty, of size 0."""
+    """Gradients of poses, weight and priors; those that are not needed are empty tensors of size 0."""
     grads = _kernels(backend).backward(
         widen(grad).contiguous(),
         *_wide(poses, weight, priors),
@@ -94,7 +94,7 @@ def _(given):
 
 
 class DynamicRoutingFunction(torch.autograd.Function):
-    """(parents [N, P, C, E], sums) of the forward operator's arguments; before `backend` comes how gradients flow."""
+    """Parents [N, P, C, E] and sums. Arguments: those of the forward operator, with `gradient` before `backend`."""
 
     generate_vmap_rule = True
 
@@ -126,7 +126,7 @@ _backward = differentiable_again(dynamic_routing_backward)
 @operator
 @surrounded
 def squash_forward(vectors: Tensor, backend: str) -> Tensor:
-    """Along the last axis."""
+    """Squash the vectors along the last axis."""
     return _kernels(backend).squash(widen(vectors).contiguous()).to(vectors.dtype)
 
 
@@ -148,7 +148,7 @@ def _(given):
 
 
 class SquashFunction(torch.autograd.Function):
-    """squash(vectors, backend)."""
+    """squash(vectors) along the last axis, with the kernels of `backend`."""
 
     generate_vmap_rule = True
 
@@ -171,7 +171,7 @@ _squash_backward = differentiable_again(squash_backward)
 
 
 def _wide(poses: Tensor, weight: Tensor, priors: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As kernels read them: contiguous, and float32 where storage is narrower."""
+    """The tensors as kernels read them: contiguous, and float16 and bfloat16 as float32."""
     return (
         widen(poses).contiguous(),
         widen(weight).contiguous(),

@@ -1,1 +1,1 @@
-"""Mixture routings (EM and all that fit a Gaussian to a parent's votes): iteration, operators, kernels."""
+"""Mixture routings (EM, and all others that fit a Gaussian to the votes of a parent): iteration, operators, kernels."""

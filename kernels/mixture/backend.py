@@ -1,4 +1,4 @@
-"""What a backend of mixture routings provides, and the records that it is given.
+"""The protocol of a backend for mixture routings, and the records that its methods take.
 
 Letters: N images, L child and P parent locations, S slots, B child and C parent types, K weight blocks, G groups of
 competing parents (one for each child location, or for each edge if the competition is local), T iterations.
@@ -21,9 +21,9 @@ from tritoncaps.kernels.mixture.iteration import EMPasses, Fit, Gradients, Histo
 
 
 class VoteSource(NamedTuple):
-    """Where votes come from: V_ij = M_i W_ij, plus the slot's offset in the right-hand column."""
+    """The inputs of the votes: V_ij = M_i W_ij, plus the offset of the slot in the right-hand column."""
 
-    poses: Tensor  # [N, B, L, 16]; [N, B, L, 4, 4] of a whole batch
+    poses: Tensor  # [N, B, L, 16]; [N, B, L, 4, 4] for a whole batch
     activations: Tensor  # [N, B, L]
     weight: Tensor  # [K, B, C, 4, 4]
     tables: Tables
@@ -36,21 +36,21 @@ class VoteSource(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups of competing parents: child locations, or all pairs of a parent location and a slot."""
+        """Number of groups of competing parents: child locations, or pairs of a parent location and a slot."""
         return self.activations.shape[2] if self.competition == "global" else self.tables.children.numel()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the arithmetic."""
+        """The dtype of the arithmetic."""
         return wide_dtype(self.poses.dtype)
 
     def chunks(self, iterations: int) -> list[slice]:
-        """The images that are routed together; see `kernels.mixture.chunks`."""
+        """Slices of the images that are routed together; see `kernels.mixture.chunks`."""
         (N, P, C), (_, B, L) = self.parents, self.activations.shape
         return chunks_of(N, P * C, B * L, B * self.groups, iterations, self.dtype.itemsize)
 
     def of_images(self, chunk: slice) -> VoteSource:
-        """The source of some images, as kernels read it: a negative activation is zero."""
+        """The source for some images, as kernels read it: negative activations become zero."""
         activations = self.activations[chunk].clamp(min=0)
         return self._replace(poses=self.poses[chunk].flatten(3), activations=activations)
 
@@ -58,12 +58,12 @@ class VoteSource(NamedTuple):
 def vote_source(
     poses: Tensor, activations: Tensor, weight: Tensor, tables: Sequence[Tensor], competition: str
 ) -> VoteSource:
-    """From the arguments of an operator: poses [N, B, L, 4, 4]."""
+    """A `VoteSource` from the arguments of an operator; poses [N, B, L, 4, 4]."""
     return VoteSource(poses, activations, weight, Tables(*tables), competition)
 
 
 def given_source(given: Given) -> VoteSource:
-    """The same from the arguments of a fake operator."""
+    """A `VoteSource` from the arguments of a fake operator."""
     return vote_source(given.poses, given.activations, given.weight, given.tables, given.competition)
 
 
@@ -73,11 +73,11 @@ class Components(NamedTuple):
     mean: Tensor  # [N, P, 16, C]
     precision: Tensor  # [N, P, 16, C]
     log_weight: Tensor  # [N, P, C]
-    centre: Tensor | None = None  # [N, P, 16, C]: a guess at the mean of the votes, about which moments may be taken
+    centre: Tensor | None = None  # [N, P, 16, C]: estimate of the mean of the votes; moments may be taken about it
 
 
 class Slopes(NamedTuple):
-    """The gradient of a vote's weight r_ij: G_ij = offset_j + sum_h (linear_jh + quadratic_jh e_h) e_h, with
+    """The gradient of the weight r_ij of a vote: G_ij = offset_j + sum_h (linear_jh + quadratic_jh e_h) e_h, with
     e = V_ij - centre_j."""
 
     offset: Tensor  # [N, P, C]
@@ -87,60 +87,60 @@ class Slopes(NamedTuple):
 
 
 class MixtureBackend(Protocol):
-    """The passes over votes. Separate functions allocate the outputs, so that fake operators use them, too."""
+    """The passes over votes. Separate methods allocate the outputs, because fake operators need them too."""
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
-        """Numbers [N, P, C] and matrices [N, P, 16, C] of parents, in the dtype of the arithmetic."""
+        """Empty tensors [N, P, C] and [N, P, 16, C] for parents, in the dtype of the arithmetic."""
         ...
 
     def empty_child_gradients(self, source: VoteSource) -> tuple[Tensor, Tensor]:
-        """Gradients of poses [N, B, L, 4, 4] and activations [N, B, L], in the dtype of the poses."""
+        """Empty gradients of poses [N, B, L, 4, 4] and activations [N, B, L], in the dtype of the poses."""
         ...
 
     def empty_log_sum(self, source: VoteSource) -> Tensor:
-        """The log_sum of every child in every group."""
+        """Empty tensor for the log_sum of every child in every group."""
         ...
 
     def empty_da(self, source: VoteSource) -> Tensor:
-        """sum_j R_ij G_ij of every child in every group."""
+        """Empty tensor for da_i = sum_j R_ij G_ij of every child in every group."""
         ...
 
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
-        """Poses [N, P, 16, C] and activations [N, P, C] that EM routing returns, in the dtype of the poses."""
+        """Empty poses [N, P, 16, C] and activations [N, P, C] that EM routing returns, in the dtype of the poses."""
         ...
 
     def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of statistics [T, ...] and log_sums [T - 1, ...], which EM routing keeps for its backward pass."""
+        """Shapes of statistics [T, ...] and log_sums [T - 1, ...], which EM routing keeps for its backward pass."""
         ...
 
     def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
-        """These, with memory for slopes and da."""
+        """A history with these tensors, and with memory for slopes and da."""
         ...
 
     def kept_forward(self, source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...] | None:
-        """Poses, activations, statistics and log_sums (the last two with T = 0 unless ``save``) of a call whose plan is
-        kept; None if no plan is kept for such a call."""
+        """Run the forward pass with a plan that is kept from earlier calls. Returns poses, activations, statistics and
+        log_sums (the last two with T = 0 unless ``save``), or None if the backend keeps no plan for such a call."""
         ...
 
     def kept_backward(
         self, source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor], gradient: str, needs: tuple[bool, bool]
     ) -> Gradients | None:
-        """The gradients of `iteration.backward` from ``given`` statistics, log_sums and gradients of poses and
-        activations; ``needs``: of children, of the weight. None likewise."""
+        """The same for the backward pass: the gradients of `iteration.backward`, from ``given``: statistics, log_sums,
+        gradients of poses and activations. ``needs``: gradients of children, of the weight."""
         ...
 
     def em_passes(self, source: VoteSource) -> EMPasses:
-        """The passes of one call of EM routing."""
+        """The passes for one call of EM routing."""
         ...
 
     def by_iteration(self, saved: Tensor) -> Sequence[Any]:
-        """Statistics or log_sums [T, ...]: what each iteration fills, as `em_passes` take it."""
+        """Statistics or log_sums [T, ...] as a sequence over the iterations, whose items `em_passes` accept."""
         ...
 
     def moments(
         self, source: VoteSource, before: Components | None, scatter_floor: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Support, mean, variance and log_sum; see `passes.mixture_moments`."""
+        """Support, mean and variance of the votes, and log_sum; see `passes.mixture_moments`."""
         ...
 
     def component_gradients(
@@ -159,7 +159,7 @@ class MixtureBackend(Protocol):
         needs_children: bool,
         needs_weight: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None where not needed; see
+        """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None if not needed; see
         `passes.mixture_gradients`."""
         ...
 

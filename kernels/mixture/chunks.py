@@ -1,7 +1,7 @@
-"""A batch in chunks of images, so that the memory of a pass grows with a chunk and not with the batch.
+"""Division of a batch into chunks of images: the memory of a pass grows with the chunk and not with the batch.
 
-Images are independent, so chunks change no bit of their outputs and gradients. The gradient of a weight is a sum over
-images, whose order the chunks decide: so they depend on sizes only.
+Images are independent, so their outputs and gradients do not depend on the chunks, to the last bit. The gradient of a
+weight is a sum over images, and the chunks determine its order. So the chunks depend only on sizes.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from tritoncaps.kernels.common.numerics import POSE
 
 ALL = slice(None)  # images
-WORKSPACE = 512 << 20  # bytes that the images of a chunk may take, beyond inputs, outputs and what is kept
-# numbers of each parent: slopes of an iteration, moments; of each child: copies of its pose, activation and gradients
+WORKSPACE = 512 << 20  # bytes for the images of a chunk, without inputs, outputs and tensors for the backward pass
+# numbers for each parent: slopes of an iteration, moments; for each child: copies of pose, activation and gradients
 SLOPES, MOMENTS, CHILD = 4 * POSE + 3, 2 * POSE + 1, 2 * (POSE + 1)
 
 

@@ -1,14 +1,14 @@
 """A mixture routing with any fit: the iteration over the passes, as one autograd Function.
 
     for t = 0, ..., T - 1:
-        support, mean, variance = moments of the votes, with assignments from the components before
+        support, mean, variance = moments of the votes, with assignments from the previous components
         components, logit = fit(support, mean, variance, parameters, t)
 
-The backward pass keeps moments and log_sums only. It calls `fit` again, differentiates it, and leaves
-everything per vote to the passes. docs/backward.md derives the formulas.
+The backward pass needs only moments and log_sums. It calls `fit` again and differentiates it; the passes do all
+computations for each vote. docs/backward.md derives the formulas.
 
 A fit is a function (support [N, P, C], mean [N, P, 16, C], variance [N, P, 16, C], parameters, t) ->
-(mean, precision [N, P, 16, C], log_weight, logit [N, P, C]) of plain torch operations.
+(mean, precision [N, P, 16, C], log_weight, logit [N, P, C]) that consists of torch operations.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixtu
 
 
 class Fit(Protocol):
-    """What a routing makes of the moments."""
+    """Computes the components of an iteration, and the logits, from the moments."""
 
-    scatter_floor: float  # errors of support times variance that are small beside this number do not matter
+    scatter_floor: float  # errors of support times variance much smaller than this number do not matter
 
     def __call__(
         self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
@@ -37,7 +37,7 @@ class Fit(Protocol):
 
 
 class MixtureFunction(torch.autograd.Function):
-    """(mean [N, P, 16, C], logit [N, P, C], moments of every iteration, log_sums of all but the first)."""
+    """Mean [N, P, 16, C] and logit [N, P, C]; moments of every iteration, log_sums of all but the first."""
 
     generate_vmap_rule = True
 
@@ -66,8 +66,8 @@ class MixtureFunction(torch.autograd.Function):
                 log_sums += [log_sum] if t else []
                 support, centre, variance = found
                 mean, precision, log_weight, logit = fit(support, centre, variance, wide, t)
-                components = [mean, precision, log_weight, centre]  # the next mean of the votes is near this one
-        # copies: a fit may return a moment as it is
+                components = [mean, precision, log_weight, centre]  # centre: the next mean of the votes is near it
+        # copies: a fit may return one of its inputs
         outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
         return *outputs, *moments, *log_sums
 
@@ -86,7 +86,7 @@ class MixtureFunction(torch.autograd.Function):
         if grad_mean is None and grad_logit is None:
             return (None,) * len(needs)
         count, kept = ctx.counts
-        saved = ctx.saved_tensors  # asked once only: checkpointing allows no more
+        saved = ctx.saved_tensors  # read only once: checkpointing does not allow more
         poses, activations, weight = saved[:3]
         parameters, rest = saved[3 : 3 + count], saved[3 + count :]
         moments, log_sums, tables = rest[: 3 * ctx.iterations], rest[3 * ctx.iterations : kept], rest[kept:]
@@ -105,7 +105,7 @@ class MixtureFunction(torch.autograd.Function):
 
 
 def _surroundings(tensor: Tensor, backend: str) -> AbstractContextManager[Any]:
-    """Of all passes and of the fits between them, so that torch's threads are not started again for each fit."""
+    """The context of all passes and of the fits between them: torch does not restart its threads for each fit."""
     return nullcontext() if torch.compiler.is_compiling() else BACKENDS[backend].surroundings(tensor)
 
 
@@ -126,7 +126,7 @@ def mixture_backward(
     needs_weight: bool,
     backend: str,
 ) -> tuple[Tensor, ...]:
-    """Gradients of poses, activations, weight (empty if not needed) and of each parameter."""
+    """Gradients of poses, activations, weight (each empty if not needed) and of all parameters."""
     last = len(moments) // 3 - 1
     since = 0 if gradient == "all" else last  # the first iteration that gradients reach
     wide = [widen(x) for x in parameters]
@@ -134,7 +134,7 @@ def mixture_backward(
     options = (tables, competition)
 
     def fit_again(t: int) -> Any:
-        """The components of iteration t, and the function that pulls gradients back through its fit."""
+        """The components and logits of iteration t, and the function that computes the gradients of its fit."""
         found = moments[3 * t : 3 * t + 3]
         return _vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *found, *wide)
 
@@ -168,7 +168,7 @@ def mixture_backward(
 
 
 def _vjp(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> Any:
-    """`torch.func.vjp`; outside of compilation and transforms by autograd, which takes three quarters of its time."""
+    """`torch.func.vjp`; by autograd, in three quarters of the time, if torch neither compiles nor transforms."""
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return torch.func.vjp(function, *inputs)[:2]
     with torch.enable_grad():
@@ -188,7 +188,7 @@ def slopes_of(
     support: Tensor, mean: Tensor, variance: Tensor, grad_support: Tensor, grad_mean: Tensor, grad_variance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """offset, linear, quadratic and centre (see `backend.Slopes`) from the gradients of a parent's moments."""
-    inverse = 1 / support.masked_fill(support <= least_support(support.dtype), 1)  # nan stays
+    inverse = 1 / support.masked_fill(support <= least_support(support.dtype), 1)  # nan stays nan
     linear, quadratic = grad_mean * inverse[:, :, None], grad_variance * inverse[:, :, None]
     return grad_support - (quadratic * variance).sum(2), linear, quadratic, mean
 

@@ -1,7 +1,7 @@
 """EM routing as PyTorch operators: one opaque forward, one opaque backward, and the autograd Function over them.
 
-The operators are the same for all devices: `backend` names the kernels. Tensors of capsules are
-[N, types, locations, ...] at this level; the spatial axes are flattened by the caller.
+The operators are the same for all devices: `backend` is the name of the kernels. Tensors of capsules have the shape
+[N, types, locations, ...] here; the caller flattens the spatial axes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def em_routing_forward(
     save: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """poses [N, B, L, 4, 4], activations [N, B, L], weight [K, B, C, 4, 4], betas [C], tables as in `Tables` ->
+    """Poses [N, P, 16, C] and activations [N, P, C] of the parents; and for the backward pass, statistics [T, ...] and
+    log_sums [T - 1, ...], in the backend's own layout (with T = 0 unless `save`).
 
-    poses [N, P, 16, C], activations [N, P, C]; and, if `save`, what backward needs (else with T = 0):
-    statistics [T, ...] and log_sums [T - 1, ...], in the backend's own layout.
+    poses [N, B, L, 4, 4], activations [N, B, L], weight [K, B, C, 4, 4], betas [C], tables: the fields of `Tables`.
     """
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
@@ -75,8 +75,8 @@ def em_routing_backward(
     needs_weight: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of poses, activations, weight, beta_u, beta_a, as the forward operator takes them; those that are
-    not needed come back empty, of size 0."""
+    """Gradients of poses, activations, weight, beta_u, beta_a, in the shapes of these inputs; those that are not
+    needed are empty tensors of size 0."""
     kernels, source = backend_of(backend), vote_source(poses, activations, weight, tables, competition)
     fits = _fits(beta_u, beta_a, lambdas, variance_floor, mean_data)
     given, needs = (statistics, log_sums, grad_poses, grad_activations), (needs_children, needs_weight)
@@ -109,13 +109,14 @@ def _(given):
 
 
 class EMRoutingFunction(torch.autograd.Function):
-    """(poses [N, P, 16, C], activations [N, P, C], statistics, log_sums) of the forward operator's arguments."""
+    """Poses [N, P, 16, C], activations [N, P, C], statistics and log_sums. Arguments: those of the forward operator,
+    with `gradient` instead of `save`."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        *given, _, backend = args  # how gradients flow does not matter to the forward pass
+        *given, _, backend = args  # the forward pass does not use `gradient`
         return em_routing_forward(*given, True, backend)
 
     @staticmethod
@@ -135,7 +136,7 @@ class EMRoutingFunction(torch.autograd.Function):
             grad_poses = torch.zeros_like(grad_activations)[:, :, None].repeat(1, 1, POSE, 1)
         elif grad_poses is None:
             return (None,) * len(ctx.needs_input_grad)
-        saved = ctx.saved_tensors  # asked once only: checkpointing allows no more
+        saved = ctx.saved_tensors  # read only once: checkpointing does not allow more
         *tensors, statistics, log_sums = saved[:7]
         needs = ctx.needs_input_grad
         arguments = (grad_poses, grad_activations, *tensors, saved[7:], statistics, log_sums, *ctx.options[:-1])
@@ -151,7 +152,7 @@ _backward = differentiable_again(em_routing_backward)
 def _fits(
     beta_u: Tensor, beta_a: Tensor, lambdas: Sequence[float], variance_floor: float, mean_data: float
 ) -> list[em_routing.Fit]:
-    """An M-step for each iteration."""
+    """The parameters of the M-step of each iteration."""
     beta_u, beta_a = widen(beta_u), widen(beta_a)
     return [em_routing.Fit(beta_u, beta_a, x, variance_floor, mean_data) for x in lambdas]
 
@@ -159,7 +160,7 @@ def _fits(
 def _forward_of_chunks(
     kernels: MixtureBackend, source: VoteSource, fits: Sequence[em_routing.Fit], save: bool
 ) -> tuple[Tensor, ...]:
-    """Poses, activations, statistics and log_sums, chunk by chunk."""
+    """Poses, activations, statistics and log_sums, computed chunk by chunk."""
     saved = _empty_saved(kernels, source, len(fits) if save else 0)
 
     def route(chunk: slice) -> tuple[Tensor, Tensor]:
@@ -184,7 +185,7 @@ def _backward_of_chunks(
     gradient: str,
     needs: tuple[bool, bool],
 ) -> em_routing.Gradients:
-    """The gradients of `iteration.backward`, chunk by chunk: those of children side by side, of parameters summed."""
+    """The gradients of `iteration.backward`, chunk by chunk: concatenated for children, summed for parameters."""
     statistics, log_sums, grad_poses, grad_activations = given
 
     def pull_back(chunk: slice) -> em_routing.Gradients:
@@ -201,7 +202,7 @@ def _backward_of_chunks(
     _copy(children, first, found[:2])
     weight, *betas = found[2:]
     for chunk in others:
-        del found  # before the next chunk needs memory
+        del found  # free the memory for the next chunk
         found = pull_back(chunk)
         _copy(children, chunk, found[:2])
         weight = None if weight is None or found[2] is None else weight + found[2]
@@ -216,10 +217,10 @@ def _empty_saved(kernels: MixtureBackend, source: VoteSource, iterations: int) -
 
 
 def _saved_of(kernels: MixtureBackend, part: VoteSource, chunk: slice, saved: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What a chunk saves: consecutive memory, chunk after chunk, each with all its iterations."""
+    """The statistics and log_sums of a chunk. Each chunk has consecutive memory, for all its iterations."""
     images, found = len(part.poses), []
     for x, shape in zip(saved, kernels.saved_shapes(part, len(saved[0])), strict=True):
-        size = math.prod(shape) // max(images, 1)  # of an image
+        size = math.prod(shape) // max(images, 1)  # of one image
         found.append(x.view(-1)[chunk.start * size : chunk.stop * size].view(shape))
     return found
 

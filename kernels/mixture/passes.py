@@ -1,15 +1,15 @@
-"""The passes over the votes of a mixture routing, as opaque operators. No pass stores a vote.
+"""The passes over the votes of a mixture routing, as opaque operators. They do not store votes.
 
-    mixture_moments               support, mean and variance of every parent's votes
-    mixture_component_gradients   gradients of the components that an iteration's assignments follow from
+    mixture_moments               support, mean and variance of the votes for every parent
+    mixture_component_gradients   gradients of the components that determine the assignments of an iteration
     mixture_gradients             gradients of poses, activations and weight, of all iterations at once
 
-Between two passes a `fit` turns moments into components; `function.py` has the
-iteration, docs/backward.md the formulas.
+Between two passes, a `fit` computes components from moments. `function.py` contains the iteration, docs/backward.md the
+formulas.
 
 Letters: N images, L child and P parent locations, B child and C parent types, K weight blocks, T iterations. Children
-are poses [N, B, L, 4, 4] and activations [N, B, L]; weight is [K, B, C, 4, 4]; parents' matrices are [N, P, 16, C] and
-parents' numbers [N, P, C], both with the strides that the backend prefers and in the dtype of the arithmetic.
+are poses [N, B, L, 4, 4] and activations [N, B, L]; weight is [K, B, C, 4, 4]; tensors of parents are
+[N, P, 16, C] and [N, P, C], with the strides that the backend prefers and in the dtype of the arithmetic.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ def mixture_moments(
     scatter_floor: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """components: none, then all parents have the same share of a child; or mean, precision, log_weight and centre.
+    """Support [N, P, C], mean and variance [N, P, 16, C] of the votes, and the log_sum of every child.
 
-    scatter_floor: errors of support times variance that are small beside this number do not matter.
-
-    -> support [N, P, C], mean and variance [N, P, 16, C], and the log_sum of every child; empty for equal shares.
+    components: mean, precision, log_weight and centre; or empty, then assignments are uniform and log_sum is empty.
+    scatter_floor: errors of support times variance much smaller than this number do not matter.
     """
     before = Components(*components) if components else None
     source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
@@ -69,8 +68,8 @@ def mixture_component_gradients(
     competition: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of mean, precision [N, P, 16, C] and log_weight [N, P, C] of the components that an iteration's
-    assignments follow from, given the slopes of that iteration; and its da, sum_j R_ij G_ij of every child."""
+    """Gradients of the components that determine the assignments of an iteration: of mean, precision [N, P, 16, C] and
+    log_weight [N, P, C], from the slopes of that iteration; and its da_i = sum_j R_ij G_ij of every child."""
     source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
     return backend_of(backend).component_gradients(source, Components(*components), log_sum, Slopes(*slopes))
 
@@ -99,13 +98,13 @@ def mixture_gradients(
     needs_weight: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of poses, activations and weight; those that are not needed come back empty, of size 0.
+    """Gradients of poses, activations and weight; those that are not needed are empty tensors of size 0.
 
-    components, slopes   their tensors, iteration by iteration: 3 and 4 for each.
+    components, slopes   the tensors of all iterations in one list: 3 and 4 for each iteration.
     log_sums, da         one tensor for each iteration with components.
 
-    With T slopes, T - 1 components and T - 1 da: the first iteration has equal shares, gradients flow through all.
-    With 1 of slopes, 1 of components and no da: the last iteration, its assignments are constants.
+    T slopes, T - 1 components and T - 1 da: gradients flow through all iterations; the first has uniform assignments.
+    One slopes, one components and no da: gradients flow only through the last iteration; assignments are constants.
     """
     source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
     grads = backend_of(backend).gradients(

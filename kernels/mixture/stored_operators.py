@@ -1,8 +1,8 @@
 """Operators on stored votes: pose votes, coordinate addition, M-step and E-step, with the autograd Functions over them.
 
-The operators are the same for all devices: `backend` names the kernels. Votes are [N, P, S, B, C, H] and
-assignments [N, P, S, B, C] at this level, parents' arrays [N, P, C, H] or [N, P, C] and children's [N, B, L, 16] or
-[N, B, L]; pose and spatial axes are flattened by the caller. Triton's kernels keep votes with types fastest.
+The operators are the same for all devices: `backend` is the name of the kernels. Here, votes are [N, P, S, B, C, H] and
+assignments [N, P, S, B, C], tensors of parents [N, P, C, H] or [N, P, C], of children [N, B, L, 16] or [N, B, L]; the
+caller flattens pose and spatial axes. In memory, parent types are the fastest axis of votes on Triton.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _kernels(backend: str) -> Any:
 @operator
 @surrounded
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
-    """poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
+    """Votes [N, P, S, B, C, 16] from poses [N, B, L, 16] and weight [K, B, C, 4, 4]."""
     return _kernels(backend).pose_votes_forward(poses, weight, Tables(*tables)).to(poses.dtype)
 
 
@@ -53,7 +53,7 @@ def _(given):
 
 
 class PoseVotes(torch.autograd.Function):
-    """votes of (poses, weight, tables, backend)."""
+    """Votes from (poses, weight, tables, backend)."""
 
     generate_vmap_rule = True
 
@@ -78,7 +78,7 @@ _pose_votes_backward = differentiable_again(pose_votes_backward)
 @operator
 @surrounded
 def coordinate_addition(votes: Tensor, tables: Sequence[Tensor], backend: str) -> Tensor:
-    """votes [N, P, S, B, C, 16] with each slot's offset added to the right-hand column."""
+    """Votes [N, P, S, B, C, 16], with the offset of each slot added to the right-hand column."""
     return _kernels(backend).coordinate_addition_forward(votes, Tables(*tables))
 
 
@@ -88,7 +88,7 @@ def _(given):
 
 
 class CoordinateAddition(torch.autograd.Function):
-    """The offsets are constants: the gradient passes as it is."""
+    """The offsets are constants, so the gradient does not change."""
 
     generate_vmap_rule = True
 
@@ -119,8 +119,8 @@ def m_step_forward(
     mean_data: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """mean, variance [N, P, C, H] and logit [N, P, C] of every parent; and, for backward, the backend's statistics. A
-    negative activation is zero."""
+    """Mean, variance [N, P, C, H] and logit [N, P, C] of every parent; and for the backward pass, the statistics of the
+    backend. A negative activation counts as zero."""
     tensors = (votes, assignments, activations.clamp(min=0), beta_u, beta_a)
     options = (variance_floor, mean_data)
     *gaussians, statistics = _kernels(backend).m_step_forward(*tensors, Tables(*tables), inverse_temperature, *options)
@@ -173,7 +173,7 @@ def _(given):
 
 
 class MStep(torch.autograd.Function):
-    """(mean, variance, logit, statistics) of the forward operator's arguments."""
+    """Mean, variance, logit and statistics, from the arguments of the forward operator."""
 
     generate_vmap_rule = True
 
@@ -189,7 +189,7 @@ class MStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # asked once only: checkpointing allows no more
+        saved = ctx.saved_tensors  # read only once: checkpointing does not allow more
         return *_m_step_backward(*grads[:3], *saved[:5], list(saved[5:]), *ctx.options), *(None,) * 5
 
 
@@ -207,7 +207,7 @@ def e_step_forward(
     competition: str,
     backend: str,
 ) -> Tensor:
-    """assignments [N, P, S, B, C]."""
+    """Assignments [N, P, S, B, C]."""
     assignments = _kernels(backend).e_step_forward(votes, mean, variance, logit, Tables(*tables), competition)
     return assignments.to(votes.dtype)
 
@@ -245,7 +245,7 @@ def _(given):
 
 
 class EStep(torch.autograd.Function):
-    """assignments of the forward operator's arguments."""
+    """Assignments, from the arguments of the forward operator."""
 
     generate_vmap_rule = True
 
@@ -268,7 +268,7 @@ _e_step_backward = differentiable_again(e_step_backward)
 
 
 def _as(x: Tensor, given: Tensor) -> Tensor:
-    """Of the dtype of another tensor, and contiguous."""
+    """x in the dtype of ``given``, contiguous."""
     return x.to(given.dtype).contiguous()
 
 

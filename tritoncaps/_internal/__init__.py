@@ -1,1 +1,1 @@
-"""What the public modules share; not for users."""
+"""Code that the public modules share; not for users."""

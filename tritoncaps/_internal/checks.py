@@ -1,4 +1,4 @@
-"""Checks of what a caller gives. Each failure is one sentence: the argument, what was given, what was expected."""
+"""Checks of arguments. An error message is one sentence: the argument, its value, the expected value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritoncaps.routing_map import RoutingMap
 
 
 class Form(NamedTuple):
-    """What most checks read of a tensor. Unlike the tensor it can be compared and hashed."""
+    """The properties of a tensor that most checks need. Unlike a tensor, it can be compared and hashed."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -27,13 +27,13 @@ def form(x: Tensor) -> Form:
 
 
 def once(check: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a check whose arguments can be hashed: what has passed before passes without another look, because the
-    sentences of a small layer's checks take longer than its kernels."""
+    """Decorator of a check whose arguments can be hashed: it does not run again for arguments that have passed. Without
+    it, the checks of a small layer would take longer than its kernels."""
     passed = lru_cache(maxsize=4096)(check)
 
     @wraps(check)
     def call(*arguments: Any) -> None:
-        (check if traced() else passed)(*arguments)  # symbolic sizes have no hash
+        (check if traced() else passed)(*arguments)  # symbolic sizes cannot be hashed
 
     return call
 
@@ -51,7 +51,7 @@ def under_autocast(x: Tensor | Form) -> bool:
 
 
 def check_shape(name: str, value: Tensor | Form, expected: Sequence[int | str]) -> None:
-    """``expected`` holds numbers, which must agree, and letters, which stand for any size."""
+    """``expected``: a number for each axis, which must agree, or a letter for any size."""
     shape = value.shape
     agrees = len(shape) == len(expected)
     if agrees:
@@ -63,7 +63,7 @@ def check_shape(name: str, value: Tensor | Form, expected: Sequence[int | str]) 
 
 
 def check_alike(**tensors: Tensor | Form) -> None:
-    """All on the device and of the dtype of the first."""
+    """All tensors must have the device and the dtype of the first."""
     (first, model), *others = tensors.items()
     for name, value in others:
         if value.device != model.device:
@@ -73,7 +73,7 @@ def check_alike(**tensors: Tensor | Form) -> None:
 
 
 def check_like_layer(name: str, value: Tensor | Form, weight: Tensor | Form) -> None:
-    """On the layer's device and, unless autocast takes care of it, of its dtype."""
+    """``value`` must have the device of the layer and, unless autocast is on, its dtype."""
     if value.device != weight.device:
         raise ValueError(f"{name} must be on the device of the layer, {weight.device}, but they are on {value.device}")
     if value.dtype != weight.dtype and not under_autocast(value):
@@ -81,7 +81,7 @@ def check_like_layer(name: str, value: Tensor | Form, weight: Tensor | Form) -> 
 
 
 def check_reverse_mode(name: str, *tensors: Tensor) -> None:
-    """Kernels have no forward-mode derivative."""
+    """Raise an error in forward mode: the kernels have no forward-mode derivative."""
     if forward_ad._current_level < 0:
         return
     transformed = any(level.key() == TransformType.Jvp for level in get_interpreter_stack() or ())
@@ -118,16 +118,16 @@ def check_number(name: str, value: object, least: float) -> None:
 
 
 def check_activations(activations: Tensor) -> None:
-    """None is clearly negative, as logits would be. Where numbers cannot be read without waiting, or at all, negative
-    ones count as zero."""
+    """Raise an error if an activation is clearly negative, such as a logit. On a GPU, where reading it would wait, and
+    under tracing there is no check, and negative activations count as zero."""
     if not traced() and activations.device.type == "cpu" and activations.numel():
         least = activations.detach().amin().item()
         if least < -1e-6:
-            raise ValueError(f"activations must be at least 0, as those of a sigmoid are, but one is {least:g}")
+            raise ValueError(f"activations must be at least 0, such as the results of a sigmoid, but one is {least:g}")
 
 
 def check_labels(labels: object, activations: Tensor) -> None:
-    """Class indices [N] or a multi-hot [N, classes], for activations [N, classes]."""
+    """``labels`` must be class indices [N] or multi-hot [N, classes], for activations [N, classes]."""
     images, classes = activations.shape
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, but it is a {type(labels).__name__}")
@@ -150,13 +150,13 @@ def check_labels(labels: object, activations: Tensor) -> None:
 
 
 def traced() -> bool:
-    """Are numbers unknown, because torch compiles or transforms what is called?"""
+    """True if the values of tensors are unknown, because torch compiles, traces or transforms the code."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or get_interpreter_stack() is not None
-    return traced or torch._C._len_torch_dispatch_stack() > 0  # of modes, such as that of fake tensors
+    return traced or torch._C._len_torch_dispatch_stack() > 0  # modes, such as FakeTensorMode
 
 
 def refuse_script(module: object) -> object:
-    """What `torch.jit.script` calls of a module, as its `__prepare_scriptable__`."""
+    """The method `__prepare_scriptable__` of our modules; `torch.jit.script` calls it."""
     raise RuntimeError(
         f"torch.jit.script cannot compile {type(module).__name__}: use torch.jit.trace, torch.export or torch.compile"
     )

@@ -1,4 +1,4 @@
-"""A routing's `fit` between the layout of capsules, which its author sees, and that of parents in the operators."""
+"""Calls the `fit` of a routing: converts between the layout of parents in the operators and that of capsules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tritoncaps.routing import Components, MixtureRouting, Moments
 
 @dataclass(frozen=True)
 class Fit:
-    """Takes and gives tensors [N, P, 16, C] and [N, P, C], as `kernels.mixture.function` describes."""
+    """The fit of a routing as `kernels.mixture.function` calls it, with tensors [N, P, 16, C] and [N, P, C]."""
 
     routing: MixtureRouting
-    names: tuple[str, ...]  # of its parameters
+    names: tuple[str, ...]  # names of its parameters
     out_size: tuple[int, ...]
     data_per_parent: float
 
@@ -44,7 +44,7 @@ class Fit:
 
 
 def check_components(routing: MixtureRouting, components: Components, moments: Moments) -> None:
-    """One sentence where a fit returns something else than it should."""
+    """Raise an error of one sentence if the result of a fit has a wrong type, shape or dtype."""
     name = f"{type(routing).__name__}.fit"
     if not isinstance(components, tuple) or len(components) != 4:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""How much memory a function needs, as torch's allocators see it."""
+"""Measures the memory of a function, as counted by the allocators of torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 
 def peak_bytes(function: Callable[[], Any], device: torch.device | str = "cpu") -> int:
-    """The most bytes that tensors take while ``function`` runs, above those before. On the CPU torch's profiler counts
-    them; arrays of NumPy and Numba are not among them."""
+    """Largest number of bytes of new tensors while ``function`` runs. On the CPU, torch's profiler counts them, without
+    arrays of NumPy and Numba."""
     if torch.device(device).type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         function()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would print when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # no messages when the profiler starts and stops
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the profiler does not see what another thread frees
+    torch.set_num_threads(1)  # the profiler does not count memory that another thread frees
     try:
         with torch.autograd.profiler.profile(use_kineto=False, profile_memory=True) as profiler:
             function()

@@ -1,4 +1,4 @@
-"""The base of all layers with votes: creates the parameters of the routing and calls it."""
+"""The base class of all layers with votes: it creates the parameters of the routing and calls the routing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tritoncaps.routing_map import RoutingMap
 
 
 class RoutedCaps(nn.Module):
-    """A layer of capsules whose poses come from votes. It uses the protocol of routings, not their algorithms."""
+    """A layer that computes capsules from votes. It uses only the protocol of routings, not their algorithms."""
 
     weight: nn.Parameter
 
@@ -41,7 +41,7 @@ class RoutedCaps(nn.Module):
         self.backend = backends.check_name(backend)
 
     def _create_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-        """The routing names them. A layer calls this last: no parameter takes the name of an option."""
+        """Create the parameters of the routing. A layer calls it last, so that a name that is in use is an error."""
         new_parameters = self._new_parameters()
         for name, new in new_parameters.items():
             if hasattr(self, name):
@@ -53,7 +53,7 @@ class RoutedCaps(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As the routing says."""
+        """Set all parameters to the initial values of the routing."""
         for name, new in self._new_parameters().items():
             new.init(getattr(self, name))
 
@@ -63,7 +63,7 @@ class RoutedCaps(nn.Module):
         return found
 
     def _inputs(self, routing_map: RoutingMap) -> tuple[Tensor, dict[str, Tensor], RoutingMap]:
-        """The weight [K, B, C, ...], the other parameters and the map, as a routing takes them."""
+        """The weight [K, B, C, ...], the other parameters and the map: arguments of `Routing.route`."""
         axes = len(self._sizes.weights)
         weight = self.weight.flatten(0, axes - 1) if axes else self.weight[None]
         return weight, {name: getattr(self, name) for name in self._names}, routing_map
@@ -80,7 +80,7 @@ class RoutedCaps(nn.Module):
                 f"{name} must return Capsules(poses, activations), but it returned a {type(parents).__name__}"
             )
         for what, value in zip(("poses", "activations"), parents, strict=True):
-            check_tensor(f"what {name} returns as {what}", value)
+            check_tensor(f"{what} returned by {name}", value)
         _check_forms_of_parents(name, (images, self.out_caps, *routing_map.out_size), self._sizes, *map(form, parents))
 
     def _check_poses(self, poses: Tensor) -> None:
@@ -103,7 +103,7 @@ def _check_kind(routing: object, capsules: str, layer: str) -> None:
 
 
 def _check_new_parameters(name: str, found: object, sizes: LayerSizes) -> None:
-    """One sentence where `new_parameters` returns something else than it should."""
+    """Raise an error of one sentence if the result of `new_parameters` is wrong."""
     if not isinstance(found, dict):
         raise TypeError(f"{name} must return a dict of NewParameter, but it returned a {type(found).__name__}")
     if "weight" not in found:
@@ -111,7 +111,7 @@ def _check_new_parameters(name: str, found: object, sizes: LayerSizes) -> None:
         raise ValueError(f"{name} must return a parameter named 'weight', but it returned {given}")
     for key, new in found.items():
         if not isinstance(key, str) or not key.isidentifier():
-            raise ValueError(f"{name} must name parameters as Python names variables, but one is {key!r}")
+            raise ValueError(f"{name} must return parameters whose names are Python identifiers, but one is {key!r}")
         if not isinstance(new, NewParameter):
             raise TypeError(f"{name} must return {key!r} as a NewParameter, but it is a {type(new).__name__}")
     axes = len(sizes.weights)
@@ -126,7 +126,7 @@ _EXAMPLES = {"matrix": "EMRouting", "vector": "DynamicRouting"}
 
 
 def conv_options(layer: Any) -> str:
-    """kernel_size, stride and, where they are not the default, padding and dilation."""
+    """The text with kernel_size, stride and, if they are not the default, padding and dilation."""
     text = f"kernel_size={layer.kernel_size}, stride={layer.stride}"
     if layer.padding == "same" or any(layer.padding):
         text += f", padding={layer.padding!r}"
@@ -134,7 +134,7 @@ def conv_options(layer: Any) -> str:
 
 
 def conv_map(layer: Any, size: Sequence[int]) -> RoutingMap:
-    """The map of a convolutional layer at this input size."""
+    """The routing map of a convolutional layer for this input size."""
     new = RoutingMap.conv if traced() else _kept_conv_map
     return new(tuple(size), layer.kernel_size, layer.stride, layer.padding, layer.dilation)
 
@@ -143,7 +143,7 @@ _kept_conv_map = lru_cache(maxsize=1024)(RoutingMap.conv)
 
 
 def check_matrix_capsules(layer: RoutedCaps, capsules: Capsules, space: Sequence[str | int] | None = None) -> None:
-    """``space`` names the spatial axes, or says their sizes; without it there may be any."""
+    """``space``: names or sizes of the spatial axes; None: any number of axes."""
     if not isinstance(capsules, tuple) or len(capsules) != 2:
         given = f"a {type(capsules).__name__}"
         raise TypeError(f"capsules must be Capsules(poses, activations), but {type(layer).__name__} got {given}")
@@ -165,7 +165,7 @@ def _check_forms(
     activations: Form,
     weight: Form,
 ) -> None:
-    """``space`` as in `check_matrix_capsules`; ``autocast`` decides whether dtypes matter."""
+    """``space`` as in `check_matrix_capsules`; with ``autocast``, dtypes may differ."""
     if len(poses.shape) >= 2 and poses.shape[1] != in_caps:
         raise ValueError(
             f"poses must have {in_caps} capsule types, the in_caps of this {layer}, "
@@ -185,6 +185,6 @@ def _check_forms(
 def _check_forms_of_parents(
     name: str, shape: tuple[int, ...], sizes: LayerSizes, poses: Form, activations: Form
 ) -> None:
-    """``shape``: images, types and positions that the parents must have."""
-    check_shape(f"what {name} returns as poses", poses, [*shape, *sizes.out_pose])
-    check_shape(f"what {name} returns as activations", activations, shape)
+    """``shape``: the expected [N, C, *out_size] of the parents."""
+    check_shape(f"poses returned by {name}", poses, [*shape, *sizes.out_pose])
+    check_shape(f"activations returned by {name}", activations, shape)

@@ -1,6 +1,6 @@
-"""Second derivatives: what every backward operator computes, by the reference, which autograd differentiates again.
+"""Second derivatives: each function computes the result of a backward operator with the reference, for autograd.
 
-Each function gets the arguments of its operator by their names.
+It gets the arguments of the operator by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tritoncaps.routing_map import RoutingMap
 
 @dataclass(frozen=True)
 class _EMRouting(EMRouting):
-    """With the inverse temperatures that an operator was given."""
+    """EM routing with the inverse temperatures from the arguments of an operator."""
 
     given_lambdas: tuple[float, ...] = ()
 
@@ -79,7 +79,7 @@ def _(given: Given) -> tuple[Tensor, ...]:
 
 @reference_of(m_step_backward)
 def _(given: Given) -> tuple[Tensor, ...]:
-    """Nothing but the logit depends on beta_a, as a sum does."""
+    """beta_a is only a term of the logit, so the gradients do not depend on its value, and zero is used."""
     routing_map = _routing_map(given.tables)
     options = {name: getattr(given, name) for name in ("inverse_temperature", "variance_floor")}
 
@@ -120,7 +120,7 @@ def _(given: Given) -> tuple[Tensor, ...]:
 
 
 def _routing_map(tables: Sequence[Tensor], out_size: tuple[int, ...] | None = None) -> RoutingMap:
-    """Over flat locations, unless parents have a shape."""
+    """The map from the tables of an operator, with flat locations; ``out_size``: the shape of the parents."""
     children, weight_of, offset, start, *_ = tables
     out_size = (len(children),) if out_size is None else out_size  # class capsules have the shape ()
     return RoutingMap.from_tables(children, weight_of, offset, (len(start) - 1,), out_size)

@@ -1,7 +1,7 @@
-"""The routings: what a layer's ``routing`` argument takes, and the classes to write your own.
+"""The routings, which are values of a layer's argument ``routing``, and base classes for your own routing.
 
 base.py      Routing: the protocol between layers and routings; MatrixRouting and VectorRouting are its two kinds
-mixture.py   MixtureRouting: every routing that fits a Gaussian to a parent's votes; only `fit` is left to write
+mixture.py   MixtureRouting: base class of routings that fit a Gaussian to the votes for a parent; write only `fit`
 em.py        EMRouting
 vb.py        VBRouting
 dynamic.py   DynamicRouting

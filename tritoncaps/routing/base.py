@@ -15,10 +15,10 @@ from tritoncaps.routing_map import RoutingMap
 
 
 class LayerSizes(NamedTuple):
-    """The sizes of a layer, from which a routing derives its parameters."""
+    """The sizes of a layer. A routing computes the shapes of its parameters from them."""
 
     kind: str  # "conv", "class", "graph" or "full"
-    weights: tuple[int, ...]  # the axes of its weight blocks: the kernel's size; () if one block serves all positions
+    weights: tuple[int, ...]  # the axes of its weight blocks: the size of the kernel; () if positions share one
     in_caps: int
     out_caps: int
     in_pose: tuple[int, ...]  # the shape of a child's pose, (4, 4) or (D,)
@@ -34,21 +34,21 @@ class NewParameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing(ABC):
-    """How the votes of children become parents.
+    """The algorithm that computes parents from the votes of children.
 
-    A routing is a small immutable value, best a frozen dataclass: it holds options, never tensors. Derive yours from
-    :class:`MatrixRouting` or :class:`VectorRouting`, or, if it fits a Gaussian to each parent's votes, from
-    :class:`~tritoncaps.MixtureRouting`, which runs on the fused kernels.
+    A routing is a small immutable object, for example a frozen dataclass. It has options, but no tensors. Derive your
+    own routing from :class:`MatrixRouting` or :class:`VectorRouting`. If it fits a Gaussian to the votes for each
+    parent, derive it from :class:`~tritoncaps.MixtureRouting`, which uses the fused kernels.
     """
 
-    capsules: ClassVar[str]  # "matrix" or "vector": which layers it fits
+    capsules: ClassVar[str]  # "matrix" or "vector": the kind of layers that can use it
 
     @abstractmethod
     def new_parameters(self, layer: LayerSizes) -> dict[str, NewParameter]:
         """The parameters that a layer creates for this routing, by name.
 
-        One is ``weight``. Its shape begins with ``layer.weights``, which `route` gets as one axis: [*layer.weights,
-        in_caps, out_caps, ...] in the routings of this library.
+        One of them is ``weight``. Its first axes are ``layer.weights``; `route` gets them as one axis. In the routings
+        of this library, its shape is [*layer.weights, in_caps, out_caps, ...].
         """
 
     @abstractmethod
@@ -60,14 +60,14 @@ class Routing(ABC):
         routing_map: RoutingMap,
         backend: str | None = None,
     ) -> Capsules:
-        """The parents of ``capsules``: what a layer computes.
+        """Compute the parents of ``capsules``, which are the output of a layer.
 
         Args:
             capsules: poses [N, B, *in_size, *in_pose] and activations [N, B, *in_size].
-            weight: [K, B, C, ...], where slot s of the map uses block ``routing_map.weight_of[s]``.
-            parameters: the layer's other parameters, by name.
+            weight: [K, B, C, ...]; slot s of the map uses block ``routing_map.weight_of[s]``.
+            parameters: the other parameters of the layer, by name.
             routing_map: which child feeds which parent.
-            backend: the layer's ``backend``.
+            backend: the ``backend`` of the layer.
 
         Returns:
             poses [N, C, *out_size, *out_pose] and activations [N, C, *out_size].
@@ -78,8 +78,8 @@ class Routing(ABC):
 class MatrixRouting(Routing):
     """A routing of matrix capsules, for ConvCaps1d/2d/3d, ClassCaps and GraphCaps.
 
-    ``parameter_names`` names further parameters, [out_caps] each, that start at zero; override `new_parameters` for
-    other shapes or starts.
+    ``parameter_names``: names of further parameters, with shape [out_caps] and initial value zero. Override
+    `new_parameters` for other shapes or initial values.
     """
 
     capsules: ClassVar[str] = "matrix"
@@ -102,7 +102,7 @@ class VectorRouting(Routing):
 
 
 def near_identity_(weight: Tensor) -> Tensor:
-    """So that children that agree make parents that agree, from the first step on."""
+    """Initialize matrices near the identity: children with similar poses then have similar votes from the start."""
     with torch.no_grad():
         nn.init.normal_(weight, std=0.2)
         return weight.add_(torch.eye(4, device=weight.device, dtype=weight.dtype))

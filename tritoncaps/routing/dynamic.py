@@ -18,12 +18,12 @@ class DynamicRouting(VectorRouting):
     """Routing by agreement of vector capsules (Sabour, Frosst and Hinton 2017).
 
     Args:
-        iterations: weighted sums; the logits grow by the agreement between two of them.
-        competition: "global": all parents of a child compete for it. "local": the types at one position.
-        none_of_the_above: one more competitor with logit zero, which takes part in the softmax and outputs nothing.
-        gradient: "all": through every iteration. "last": the agreements are constants.
-        priors: a layer learns the first logits of every pair, ``priors`` [*kernel_size, in_caps, out_caps]; default:
-            they are zero.
+        iterations: number of weighted sums of the votes; between two sums, the logits grow by the agreements.
+        competition: "global": all parents of a child compete for it. "local": only the types at one position compete.
+        none_of_the_above: add a parent with logit zero to the softmax. It has no output.
+        gradient: "all": gradients flow through every iteration. "last": the agreements are constants.
+        priors: learn the initial logits, the parameter ``priors`` [*kernel_size, in_caps, out_caps] of a layer.
+            Default: they are zero.
 
     Raises:
         ValueError: if an option is unknown or out of its range.

@@ -16,7 +16,7 @@ from tritoncaps.routing.base import LayerSizes, NewParameter, check_range
 from tritoncaps.routing.mixture import Components, MixtureRouting, Moments, of_types, sum_of_entries
 from tritoncaps.routing_map import RoutingMap
 
-# Start of beta_u by the kind of a layer: about half of the capsules are active, on poses of scale one.
+# Initial beta_u for each kind of layer. With it, about half of the capsules are active, for poses of scale one.
 BETA_U = {"conv": 0.55, "class": 0.75}
 
 
@@ -25,16 +25,16 @@ class EMRouting(MixtureRouting):
     """EM routing of matrix capsules (Hinton, Sabour and Frosst 2018, with Gritzman's 2019 corrections).
 
     Args:
-        iterations: number of M-steps, with an E-step between two of them.
+        iterations: number of M-steps. There is an E-step between two M-steps.
         final_lambda: the limit of the inverse temperature lambda_t = final_lambda * (1 - lambda_decay^t).
             Default: 1 with ``mean_data``, 0.01 without.
-        lambda_decay: how slowly lambda_t reaches it.
-        variance_floor: least variance of a parent's Gaussian (a clamp).
-        mean_data: divide the data that a parent explains by the layer's mean, children / parents, so that the
-            logistic does not saturate in layers with many votes.
+        lambda_decay: decay of the difference to the limit; with a larger value, lambda_t grows more slowly.
+        variance_floor: smallest variance of a parent's Gaussian; smaller variances are clamped to it.
+        mean_data: divide the support of a parent by its mean in the layer, children / parents, so that the sigmoid
+            does not saturate in layers with many votes.
         competition: "global": all parents of a child, of all types and positions, compete for it. "local": only the
-            types at one position do, at every position anew.
-        gradient: "all": through every iteration. "last": the last assignments are constants.
+            types at one position compete, separately for every position.
+        gradient: "all": gradients flow through every iteration. "last": the last assignments are constants.
 
     Raises:
         ValueError: if an option is unknown or out of its range.
@@ -71,7 +71,7 @@ class EMRouting(MixtureRouting):
         return super().new_parameters(layer) | {"beta_u": NewParameter((layer.out_caps,), beta_u)}
 
     def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
-        """The M-step, and the constants of the E-step that follows from it.
+        """The M-step, and the constants of the next E-step.
 
         cost_j = sum_h (beta_u_j + 1/2 log variance_jh) S_j / mean_data,   logit_j = lambda_t (beta_a_j - cost_j)
         log_weight_j = log a_j - 1/2 sum_h log(2 pi variance_jh)

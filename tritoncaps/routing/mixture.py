@@ -1,4 +1,4 @@
-"""Mixture routings: a Gaussian for each parent, fitted to the votes for it."""
+"""Mixture routings: they fit a Gaussian to the votes for each parent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Gradient = Literal["all", "last"]
 
 
 class Moments(NamedTuple):
-    """The votes for each parent, weighted by r_ij = R_ij a_i.
+    """Moments of the votes for each parent, with the weights r_ij = R_ij a_i.
 
-    ``support`` [N, C, *out_size] is the sum of r; ``mean`` and ``variance`` [N, C, *out_size, 4, 4] are those of the
-    votes, the variance about that mean. All are zero where no child supports a parent. ``data_per_parent`` is the
-    number of child capsules of the layer for each parent capsule.
+    ``support`` [N, C, *out_size] is the sum of r. ``mean`` and ``variance`` [N, C, *out_size, 4, 4] are the mean and
+    the variance of the votes. All three are zero for a parent without support. ``data_per_parent`` is the number of
+    child capsules of the layer divided by the number of parent capsules.
     """
 
     support: Tensor
@@ -32,11 +32,11 @@ class Moments(NamedTuple):
 
 
 class Components(NamedTuple):
-    """What a fit makes of the moments: the Gaussian of each parent, and the logit of its activation.
+    """The result of a fit: the Gaussian of each parent, and the logit of its activation.
 
     ``mean`` and ``precision`` [N, C, *out_size, 4, 4], ``log_weight`` and ``logit`` [N, C, *out_size]. The next
     assignments are the softmax over competing parents j of l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh -
-    mean_jh)^2. After the last iteration, ``mean`` are the layer's poses and sigmoid(``logit``) its activations.
+    mean_jh)^2. After the last iteration, the poses of the layer are ``mean``, its activations sigmoid(``logit``).
     """
 
     mean: Tensor
@@ -47,12 +47,12 @@ class Components(NamedTuple):
 
 @dataclass(frozen=True)
 class MixtureRouting(MatrixRouting):
-    """A routing that fits a Gaussian to each parent's votes, on the fused kernels: derive from it and write `fit`.
+    """Base class of routings that fit a Gaussian to the votes for each parent, on the fused kernels: write `fit`.
 
     Args:
-        iterations: how often parents are fitted.
+        iterations: number of fits.
         competition: "global": all parents of a child, of all types and positions, compete for it. "local": only the
-            types at one position do, at every position anew.
+            types at one position compete, separately for every position.
         gradient: "all": gradients flow through every iteration. "last": the last assignments are constants.
 
     Raises:
@@ -89,19 +89,19 @@ class MixtureRouting(MatrixRouting):
 
     @property
     def scatter_floor(self) -> float:
-        """Errors of support times variance that are small beside this number do not matter to `fit`.
+        """Errors of support times variance that are much smaller than this number do not matter to `fit`.
 
-        A fit that adds a prior to the scatter may say so. The kernels then need not repeat a pass for parents whose few
-        votes agree almost exactly.
+        Override it if the fit adds a prior to the scatter (support times variance). The kernels then do not repeat a
+        pass for parents whose few votes are almost equal.
         """
         return 0.0
 
     @abstractmethod
     def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
-        """The parents' Gaussians and logits, in differentiable torch operations.
+        """Compute the Gaussians and logits of the parents, with differentiable torch operations.
 
-        It may combine parents of one image, never images. Tensors come in by its arguments only. ``iteration`` counts
-        from 0.
+        It may combine parents of one image, but not different images. It must get all tensors as arguments.
+        ``iteration`` counts from 0.
         """
 
     def route(
@@ -120,7 +120,7 @@ class MixtureRouting(MatrixRouting):
 
 
 def of_types(parameter: Tensor, like: Tensor) -> Tensor:
-    """A parameter [C] in the shape that goes with ``like`` [N, C, *out_size]."""
+    """A parameter [C] in a shape that broadcasts with ``like`` [N, C, *out_size]."""
     return parameter.reshape(-1, *[1] * (like.ndim - 2))
 
 

@@ -20,16 +20,16 @@ ENTRIES = 16  # of a pose
 class VBRouting(MixtureRouting):
     """Variational Bayes routing of matrix capsules: EM routing with priors over the mixture, with diagonal precision.
 
-    Every parent has a Gaussian-Wishart posterior and all parents at a position a Dirichlet posterior, so that a parent
-    with few votes keeps a wide Gaussian, and no variance needs a floor. docs/your-routing.md gives the formulas.
+    Every parent has a Gaussian-Wishart posterior, and all parents at a position have a Dirichlet posterior. So a parent
+    with few votes has a wide Gaussian, and the variances need no floor. docs/your-routing.md contains the formulas.
 
     Args:
-        iterations: how often parents are fitted.
+        iterations: number of fits.
         competition: "global" or "local", as in :class:`~tritoncaps.routing.EMRouting`.
-        gradient: "all" or "last", as there.
-        alpha0: prior votes of each parent (Dirichlet).
+        gradient: "all" or "last", as in :class:`~tritoncaps.routing.EMRouting`.
+        alpha0: prior number of votes for each parent (Dirichlet).
         mean0: prior mean of every pose entry.
-        kappa0: prior votes for that mean.
+        kappa0: prior number of votes for that mean.
         nu0: prior degrees of freedom of the precision (Wishart), above 15.
         psi0: prior inverse scale of the precision.
 
@@ -61,11 +61,11 @@ class VBRouting(MixtureRouting):
 
     @property
     def scatter_floor(self) -> float:
-        """The prior inverse scale, which `fit` adds to every scatter."""
+        """The prior inverse scale: `fit` adds it to support times variance."""
         return self.psi0
 
     def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
-        """The posteriors given the moments, and the expectations under them that the next assignments need.
+        """The posteriors from the moments, and their expectations, which the next E-step needs.
 
         logit_j = beta_a_j - exp(E ln pi_j) H_j, with the entropy H_j = 8 ln(2 pi e) - 1/2 E ln|Lambda_j|
         """
@@ -75,7 +75,7 @@ class VBRouting(MixtureRouting):
         apart = mean - self.mean0 if self.mean0 else mean
         moved = matrix / kappa * apart
         posterior_mean = self.mean0 + moved if self.mean0 else moved
-        # psi0 + S variance + kappa0 S / kappa (mean - mean0)^2, in as few operations on matrices as possible
+        # psi0 + S variance + kappa0 S / kappa (mean - mean0)^2, with few operations on matrices
         inverse_scale = torch.addcmul(matrix * variance + self.psi0, moved, apart, value=self.kappa0)
         log_det = expected_log_det(nu, inverse_scale)
         log_share = torch.digamma(alpha) - torch.digamma(alpha.sum(1, keepdim=True))
@@ -89,9 +89,9 @@ class VBRouting(MixtureRouting):
 def expected_log_det(nu: Tensor, inverse_scale: Tensor) -> Tensor:
     """E ln|Lambda| = sum_k digamma((nu - k) / 2) + 16 ln 2 - sum_h ln inverse_scale_h, k = 0, ..., 15.
 
-    Two neighbours make one, digamma(x / 2) + digamma((x - 1) / 2) = 2 digamma(x - 1) - 2 ln 2: the 16 ln 2 cancel.
+    Pairs of terms are one term: digamma(x / 2) + digamma((x - 1) / 2) = 2 digamma(x - 1) - 2 ln 2. The 16 ln 2 cancel.
     """
-    least = (nu - (ENTRIES - 1)).movedim(1, -1)  # types last, as in memory
+    least = (nu - (ENTRIES - 1)).movedim(1, -1)  # types are the last axis, as in memory
     steps = torch.arange(ENTRIES - 2, device=nu.device, dtype=nu.dtype).reshape(-1, *[1] * nu.ndim)  # 0, ..., 13
     # digamma(least + 2 j) = digamma(least) + 1 / least + ... + 1 / (least + 2 j - 1), summed over j = 0, ..., 7
     counts = ENTRIES // 2 - torch.div(steps + 2, 2, rounding_mode="floor")

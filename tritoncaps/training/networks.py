@@ -1,4 +1,4 @@
-"""The networks by name. To add one, add an entry: how it is built for some images, and the loss it was made for."""
+"""The table of networks by name. An entry has the function that builds a network for a task, and its default loss."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Task(NamedTuple):
 
 
 class Network(NamedTuple):
-    """``build`` takes a task, the routing iterations and a backend; networks of ``EM_NETWORKS`` take more options by
-    name. ``standardise``: its images must have mean 0 and variance 1."""
+    """``build`` takes a task, the number of iterations and a backend. Networks of ``EM_NETWORKS`` have more options as
+    keyword arguments. ``standardise``: the images must have mean 0 and variance 1."""
 
     build: Callable[..., nn.Module]
     loss: str
@@ -79,11 +79,11 @@ NETWORKS: dict[str, Network] = {
     "cnn-multimnist": Network(_baseline(baselines.MultiMNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),
     "linear": Network(_linear, "cross-entropy", True, "a linear classifier of the pixels"),
 }
-"""The networks that `tritoncaps train --model` knows, by name."""
+"""The networks for `tritoncaps train --model`, by name."""
 
 
 def build(name: str, task: Task, iterations: int = 3, backend: str | None = None, **options: Any) -> nn.Module:
-    """``options``, for networks of ``EM_NETWORKS``: ``routing``, ``norm``, ``dropout``, ``primary_bias``."""
+    """``options``, only for networks of ``EM_NETWORKS``: ``routing``, ``norm``, ``dropout``, ``primary_bias``."""
     if name not in NETWORKS:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)}, but it is {name!r}")
     return NETWORKS[name].build(task, iterations, backend, **options)

@@ -1,1 +1,1 @@
-"""What all CPU kernels share: SIMD vectors, loops, tasks, threads, signals, compilation, memory."""
+"""Code for all CPU kernels: SIMD vectors, loops, tasks, threads, signals, compilation, memory."""

@@ -1,4 +1,4 @@
-"""Tensors as the flat NumPy arrays that kernels read."""
+"""Tensors as flat NumPy arrays, the form that kernels read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def array(x: Tensor) -> Any:
 
 
 class _Memory:
-    """A tensor's memory, as NumPy takes it. (`Tensor.numpy` would forbid for ever to resize it, as FSDP does.)"""
+    """A tensor's memory for NumPy. After `Tensor.numpy`, FSDP could not resize the tensor any more."""
 
     __slots__ = ("__array_interface__", "tensor")
 
     def __init__(self, x: Tensor) -> None:
-        self.tensor = x  # lives as long as the array
+        self.tensor = x  # keeps the memory alive as long as the array
         self.__array_interface__ = {
             "data": (x.data_ptr(), False),
             "shape": (x.numel(),),
@@ -43,7 +43,7 @@ _scratch = _Scratch()
 
 
 def scratch_array(name: str, count: int, dtype: torch.dtype) -> Any:
-    """What `scratch` is to tensors: a flat array that the next call in this thread for the same name may overwrite."""
+    """Like `scratch`, but a flat array: the next call in this thread with the same name may overwrite it."""
     kept = _scratch.arrays.get((name, dtype))
     if kept is None or len(kept) < count:
         kept = array(torch.empty(count, dtype=dtype))
@@ -53,5 +53,5 @@ def scratch_array(name: str, count: int, dtype: torch.dtype) -> Any:
 
 
 def contiguous(name: str, x: Tensor) -> Tensor:
-    """x, or a contiguous copy that lasts as long as the call."""
+    """x, or a contiguous copy in scratch memory, valid until the next call with the same name."""
     return x if x.is_contiguous() else scratch(name, x.shape, x.dtype).copy_(x)

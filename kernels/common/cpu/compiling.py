@@ -1,4 +1,4 @@
-"""Compilation of the kernels: once for each dtype, kept on disk, and announced when it takes long."""
+"""Compilation of the kernels: once for each dtype, cached on disk, with a log message if it takes long."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from numba import njit
 
 _LOG = logging.getLogger("tritoncaps")
 _PATIENCE = 2.0  # seconds of compilation before a line is logged
-_SHORT = 0.5  # seconds of a kernel after these: it is compiled, not loaded
+_SHORT = 0.5  # seconds for each kernel after that; loading one from disk takes less
 
 _lock = threading.Lock()
 _spent = 0.0
-_ready: set[Any] = set()  # kernels and the dtypes that they are compiled for
-_kernels: Counter[str] = Counter()  # of each module
+_ready: set[Any] = set()  # pairs of a compiled kernel and a dtype
+_kernels: Counter[str] = Counter()  # number of kernels in each module
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -33,19 +33,19 @@ def kernel(function: Callable[..., None]) -> Any:
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Compile a piece of kernels that allocates nothing: then Numba need not count references to the arrays that the
-    piece is given, which takes longer than a short piece."""
+    """Compile a function that kernels call and that allocates nothing. Numba then does not count references to its
+    array arguments, which would take longer than a short function."""
     return _compiled(function, _nrt=False)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A `part` that is copied into its callers: to pass on the many fields of a call's edges takes time, too."""
+    """A `part` that Numba inlines into its callers, because passing the many fields of `Edges` takes time."""
     return _compiled(function, _nrt=False, forceinline=True)
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     dispatcher: Any = njit(nogil=True, error_model="numpy", cache=True, **options)(function)
-    # Numba looks at the age of the kernel's own file only, but micro-kernels of other files are compiled into it.
+    # Numba checks only the age of the kernel's own file, but the kernel contains micro-kernels of other files.
     cache_file: Any = getattr(dispatcher._cache, "_cache_file", None)
     if hasattr(cache_file, "_source_stamp"):
         cache_file._source_stamp = (cache_file._source_stamp, _fingerprint(Path(function.__code__.co_filename)))
@@ -53,7 +53,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def ready(dispatcher: Any, dtype: Any, arguments: tuple[Any, ...]) -> None:
-    """Compile ``dispatcher`` for ``arguments``, or load it from the cache, unless that was done for the dtype."""
+    """Compile ``dispatcher`` for ``arguments``, or load it from the cache, unless it is ready for the dtype."""
     global _spent
     if (dispatcher, dtype) in _ready:
         return
@@ -71,7 +71,7 @@ def ready(dispatcher: Any, dtype: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def _forget_lock() -> None:
-    """A forked process may inherit a locked lock, and no thread of it will release that."""
+    """A forked process may inherit a locked lock, which none of its threads can release."""
     global _lock
     _lock = threading.Lock()
 
@@ -81,7 +81,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _announce(function: Any, dtype: Any) -> None:
-    """Says which kernel, and how far those of its module are."""
+    """Log the name of the kernel and the progress within its module."""
     module, name = function.__module__, function.__name__.strip("_").removesuffix("_kernel")
     done = sum(d.py_func.__module__ == module and t == dtype for d, t in tuple(_ready))
     _LOG.warning(

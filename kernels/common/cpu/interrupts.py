@@ -1,8 +1,8 @@
 """Ctrl-C while kernels run.
 
-Python calls the handlers of signals in its main thread, between two of its own instructions, and a kernel is one such
-instruction. But it writes a byte into a socket at once. A thread waits for this byte and stops the kernels, so that the
-main thread is back, and the handlers are called, as soon as the tasks are done that were begun.
+Python calls signal handlers in the main thread between two bytecode instructions, and a kernel call is one instruction.
+But Python writes a byte to a socket immediately. A thread waits for this byte and stops the kernels: they finish only
+the tasks that have started. Then the main thread continues, and Python calls the handlers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tritoncaps.kernels.common.cpu.tasks import stop_tasks
 NONE = -1  # no socket
 
 _lock = threading.Lock()
-_socket: socket.socket | None = None  # that Python writes to
-_stop: Callable[[], None] | None = None  # what a signal calls
-_next = NONE  # the socket of another program part that waits for signals, such as asyncio
+_socket: socket.socket | None = None  # Python writes to it
+_stop: Callable[[], None] | None = None  # called after a signal
+_next = NONE  # the socket of other code that waits for signals, such as asyncio
 
 
 @contextmanager
 def watched(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, a signal to the main thread makes another thread call ``stop``. In other threads, nothing happens."""
+    """Inside, if the main thread gets a signal, another thread calls ``stop``. No effect outside the main thread."""
     global _stop, _next
     writer = _waiting() if threading.current_thread() is threading.main_thread() else None
     if writer is None:
@@ -38,7 +38,7 @@ def watched(stop: Callable[[], None]) -> Iterator[None]:
         return
     own = writer.fileno()
     before = signal.set_wakeup_fd(own, warn_on_full_buffer=False)
-    before = NONE if before == own else before  # a call inside of a handler, or after one that raised in here
+    before = NONE if before == own else before  # nested in a handler, or after a handler that raised an error here
     with _lock:
         outer, _stop, _next = (_stop, _next), stop, before
     try:
@@ -50,7 +50,7 @@ def watched(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _waiting() -> socket.socket | None:
-    """The socket to write to; a thread waits at its other end."""
+    """The socket for Python to write to. A thread reads from the other end."""
     global _socket
     if _socket is None:
         ready(stop_tasks, np.int64, (np.zeros(2, np.int64), 1))

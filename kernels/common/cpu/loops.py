@@ -1,7 +1,7 @@
-"""Micro-kernels with loops: like those of `simd`, but some of their lengths are known only when they run.
+"""Micro-kernels with loops: like those of `simd`, but with loops whose lengths are known only at run time.
 
-Sums over such a loop stay in registers. A parameter that is annotated `Number` is an integer of the calling Numba code,
-and one that is annotated `Numbers` an array of int64 and a position in it:
+Sums over such a loop stay in registers. A parameter with the annotation `Number` is an integer of the calling Numba
+code. A parameter with the annotation `Numbers` is an array of int64 and a position in it:
 
     def _dot(out: Rows, x: Rows, y: Rows, count: Number) -> None:
         zero = x[0].like(0.0)
@@ -25,15 +25,15 @@ from numba.extending import intrinsic
 
 from tritoncaps.kernels.common.cpu.simd import Rows, Vector, _Format
 
-Number = ir.Value  # an int64 of the calling code
+Number = ir.Value  # an int64 value of the calling code
 
-ARRAYS = ("Rows", "Numbers")  # annotations of parameters that are an array and a position
+ARRAYS = ("Rows", "Numbers")  # annotations of parameters that consist of an array and a position
 
 _INT64 = ir.IntType(64)
 
 
 class Numbers:
-    """An array of int64, from a position on."""
+    """An array of int64 that starts at a position."""
 
     def __init__(self, builder: ir.IRBuilder, pointer: ir.Value) -> None:
         self.builder, self.pointer = builder, pointer
@@ -42,7 +42,7 @@ class Numbers:
         return self.builder.load(self.builder.gep(self.pointer, [index]))
 
     def at(self, index: Number, step: int) -> Numbers:
-        """The array from index * step on."""
+        """The array that starts at index * step."""
         return Numbers(self.builder, self.builder.gep(self.pointer, [self.builder.mul(index, number(step))]))
 
 
@@ -61,7 +61,7 @@ def repeat(
 
 
 def for_each(rows: Rows, count: Number, body: Callable[[Number], None], first: Number | None = None) -> None:
-    """body(i) for i = first, ..., count - 1, from 0 if there is no first."""
+    """body(i) for i = first, ..., count - 1; first is 0 by default."""
 
     def step(index: Number, sums: list[Vector]) -> list[Vector]:
         body(index)
@@ -75,7 +75,7 @@ def _row(row: int, x: Rows) -> Rows:
 
 
 class Element(Rows):
-    """Rows of one element each: the other lanes are zero, and are not stored."""
+    """Rows of one element each. A load sets the other lanes to zero; a store does not write them."""
 
     def __getitem__(self, row: int) -> Vector:
         element = self.builder.load(self._element(row))
@@ -92,9 +92,9 @@ def over(
     sums: list[Vector],
     body: Callable[[Callable[[Rows], Rows], list[Vector]], list[Vector]],
 ) -> list[Vector]:
-    """sums = body(here, sums) along `count` elements of arrays; here(x) is where body works on array x: on a row, or on
-    one `Element` of those that fill no row."""
-    if isinstance(count, ir.Constant):  # of whole rows: no loop
+    """sums = body(here, sums) for `count` elements of arrays. here(x) is the part of x for this call: a whole row, or
+    one `Element` of the last, incomplete row."""
+    if isinstance(count, ir.Constant):  # a multiple of the lanes: unrolled
         for row in range(count.constant // rows.form.lanes):
             sums = body(partial(_row, row), sums)
         return sums
@@ -109,7 +109,7 @@ def over(
 
 
 def for_rows(rows: Rows, count: Number, body: Callable[[Number, int], None], together: int = 4) -> None:
-    """body(first, how many) for the rows 0, ..., count - 1, as many at once as hide each other's latencies."""
+    """body(first, number) for the rows 0, ..., count - 1: `together` rows at once, which hides latencies, then one."""
     builder = rows.builder
     whole = builder.sdiv(count, number(together))
     for_each(rows, whole, lambda i: body(builder.mul(i, number(together)), together))
@@ -130,7 +130,7 @@ def _loop(
     index = builder.phi(_INT64)
     states = [builder.phi(x.form.vector) for x in sums]
     results = body(index, [Vector(builder, x.form, phi) for x, phi in zip(sums, states, strict=True)])
-    following, last = builder.add(index, number(1)), builder.block  # a loop inside has begun other blocks
+    following, last = builder.add(index, number(1)), builder.block  # not `loop`, if the body contains a loop
     _not_unrolled(builder.cbranch(builder.icmp_signed("<", following, count), loop, after))
     builder.position_at_end(after)
     ends = [builder.phi(x.form.vector) for x in sums]
@@ -144,16 +144,16 @@ def _loop(
 
 
 def _not_unrolled(branch: ir.Instruction) -> None:
-    """Tell LLVM so: in short loops inside each other, copies of bodies cost more registers than they save time."""
+    """Tell LLVM not to unroll: in short nested loops, unrolled bodies need too many registers."""
     module = branch.module
     disable = module.add_metadata(["llvm.loop.unroll.disable"])
     loop = MDValue(module, [], name=str(len(module.metadata)))
-    loop.operands = (loop, disable)  # names itself first, which makes it unlike that of any other loop
+    loop.operands = (loop, disable)  # LLVM requires that the first operand is the node itself
     branch.set_metadata("llvm.loop", loop)
 
 
 def at(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:
-    """Rows from a later position on: an index of vectors, or an index and its step in elements, or several."""
+    """Rows from a later position on. Each place is an index of vectors, or an index and its step in elements."""
     builder, pointer = rows.builder, rows.pointer
     for place in places:
         index, step = place if isinstance(place, tuple) else (place, number(rows.form.lanes))
@@ -162,8 +162,8 @@ def at(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:
 
 
 def looping_microkernel(emit: Callable[..., None], *leading: int) -> Any:
-    """Make a function of `Rows` and `Number`s callable from Numba: an array and a position for each of its `Rows`, an
-    integer for each `Number`. ``leading`` are the function's first arguments, which are numbers."""
+    """Make a function of `Rows` and `Number`s callable from Numba: with an array and a position for each of its
+    `Rows`, and an integer for each `Number`. ``leading``: constants for the first parameters of the function."""
     parameters = list(inspect.signature(emit).parameters.values())[len(leading) :]
 
     def function(typing_context: Any, *args: Any) -> Any:
@@ -198,5 +198,5 @@ def looping_microkernel(emit: Callable[..., None], *leading: int) -> Any:
 
 
 def zero(rows: Rows) -> Vector:
-    """A vector of zeros, to begin a sum with."""
+    """A vector of zeros: the start of a sum."""
     return Vector(rows.builder, rows.form, rows.form.constant(0.0))

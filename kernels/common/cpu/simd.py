@@ -1,8 +1,8 @@
 """SIMD vectors for Numba: straight-line vector code, written in Python and emitted as LLVM IR.
 
-A micro-kernel is a Python function of `Rows` that runs once, while Numba compiles; every operation on its
-`Vector` values emits one instruction, and every Python loop in it is unrolled. Numba code calls it with an
-array and a position (in elements) for each of its `Rows`:
+A micro-kernel is a Python function of `Rows` that runs once, while Numba compiles. Every operation on its `Vector`
+values emits one instruction, so Python loops are unrolled. Numba code calls it with an array and a position (in
+elements) for each of its `Rows`:
 
     @microkernel
     def axpy(y: Rows, x: Rows, a: Rows) -> None:
@@ -10,7 +10,7 @@ array and a position (in elements) for each of its `Rows`:
 
     axpy(y, 8 * i, x, 8 * i, a, 0)      # inside a Numba function: y[8i : 8i + 8] += a[0] * x[8i : 8i + 8]
 
-A vector has 32 bytes: eight lanes of float32, four of float64. One source serves both.
+A vector has 32 bytes: eight lanes of float32 or four of float64. Micro-kernels work with both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INT32 = ir.IntType(32)
 
 
 class _Format:
-    """How a vector of one dtype looks to LLVM."""
+    """The LLVM types of a vector of one dtype."""
 
     def __init__(self, dtype: Any) -> None:
         self.bits = dtype.bitwidth
@@ -48,7 +48,7 @@ class _Format:
 
 
 class Vector:
-    """A vector in a register. Its operators take vectors and numbers."""
+    """A vector in a register, with operators for vectors and numbers."""
 
     def __init__(self, builder: ir.IRBuilder, form: _Format, value: ir.Value) -> None:
         self.builder, self.form, self.value = builder, form, value
@@ -99,7 +99,7 @@ class Vector:
 
 
 class Rows:
-    """An array's vectors from a position on: rows[i] is the vector of elements i * lanes, ..., (i + 1) * lanes."""
+    """The vectors of an array from a position on: rows[i] has the elements i * lanes, ..., (i + 1) * lanes - 1."""
 
     def __init__(self, builder: ir.IRBuilder, form: _Format, pointer: ir.Value) -> None:
         self.builder, self.form, self.pointer = builder, form, pointer
@@ -127,7 +127,7 @@ class Rows:
         return Vector(self.builder, self.form, self.builder.shuffle_vector(single, undefined, zeros))
 
     def barrier(self) -> None:
-        """No load or store moves across, so that what is loaded again does not occupy a register meanwhile."""
+        """The compiler moves no load or store across it: it loads a value again, and keeps it in no register."""
         self.builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
 
     def add_lanes(self, x: Vector, lanes: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ class Rows:
 
 
 def fma(x: Vector, y: Vector | float, z: Vector | float) -> Vector:
-    """x y + z, rounded once where the machine can."""
+    """x y + z, rounded once if the CPU has an instruction for it."""
     form, vector = x.form, x.form.vector
     name, signature = f"llvm.fmuladd.{form.suffix}", ir.FunctionType(vector, [vector] * 3)
     function = cgutils.get_or_insert_function(x.builder.module, signature, name)
@@ -190,8 +190,8 @@ def sum_each(rows: list[Vector]) -> Vector:
 def reduce_each(operation: Callable[[Vector, Vector], Vector], rows: list[Vector], neutral: float) -> Vector:
     """Lane i is the reduction of the lanes of rows[i].
 
-    Rows are joined in pairs, and halves of both are reduced. The halves are those of 16 bytes until the last
-    join, because shuffles within 16 bytes are cheap.
+    Each step joins pairs of rows and reduces halves of both. Until the last step these are halves of 16 bytes, because
+    shuffles within 16 bytes are cheap.
     """
     lanes, group = rows[0].form.lanes, 1
     half, quarter = lanes // 2, lanes // 4
@@ -224,9 +224,9 @@ _EXP = {
 def exp(xs: list[Vector]) -> list[Vector]:
     """exp(x) for x <= 0, to 1 or 2 units in the last place, with gradual underflow.
 
-    exp(x) = 2^n exp(r), r = x - n ln 2, |r| <= ln(2) / 2. The power of two is added to the exponent bits, times
-    a constant 2^extra that keeps the sum a normal number and is divided out last. One exp is a long chain of
-    operations that wait for each other; those of several vectors are interleaved.
+    exp(x) = 2^n exp(r), r = x - n ln 2, |r| <= ln(2) / 2. It adds n + extra to the exponent bits, where extra keeps the
+    result a normal number, and divides by 2^extra at the end. One exp is a long chain of dependent operations, so
+    those of several vectors are interleaved.
     """
     form, builder = xs[0].form, xs[0].builder
     (high, low), degree, magic, mantissa, extra, least = _EXP[form.bits]
@@ -249,7 +249,7 @@ _LOG = {32: (5, 23, 127), 64: (11, 52, 1023)}
 
 
 def log(x: Vector) -> Vector:
-    """log(x) for normal numbers, to 2 or 3 units in the last place; inf and nan pass, below them it is -inf.
+    """log(x) for normal numbers, to 2 or 3 units in the last place; inf and nan stay; -inf for smaller x.
 
     x = 2^n m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 atanh(s), s = (m - 1) / (m + 1).
     """
@@ -267,7 +267,7 @@ def log(x: Vector) -> Vector:
     for k in reversed(range(1, terms)):
         y = fma(y, square, 2 / (2 * k + 1))
     (high, low), *_ = _EXP[form.bits]
-    # log(m) = 2 s + s^3 y: the largest part is added last
+    # log(m) = 2 s + s^3 y: add the largest term last
     result = fma(exponent, high, fma(s * square, y, fma(exponent, low, s * 2.0)))
     least = 2.0 ** (1 - bias)
     result = where(x > -form.lowest, x, result)
@@ -279,7 +279,7 @@ def log(x: Vector) -> Vector:
 def microkernel(emit: Callable[..., None], *leading: int) -> Any:
     """Make a function of `Rows` callable from Numba, with an array and a position for each of its `Rows`.
 
-    ``leading`` are the function's first arguments, which are numbers.
+    ``leading``: constants for the first parameters of the function.
     """
 
     def function(typing_context: Any, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The context of every call of CPU kernels."""
+"""The context manager of every call of CPU kernels."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 
 OMP_PAUSE_SOFT = 1
-SMALL = 2048  # numbers of a tensor; below this, kernels end before other threads could disturb them
+SMALL = 2048  # numbers of a tensor; for fewer, kernels end before other threads could slow them down
 
 torchs_threads = threading.local()  # .number: torch's number of threads, inside of `surroundings`
 
 
 class surroundings:  # noqa: N801, a function to its callers, but cheaper than one with @contextmanager
-    """Between two kernels, torch does small things in the calling thread alone, and its other threads end.
+    """Inside, torch's own operations use only the calling thread, and the OpenMP threads of torch end.
 
-    After an operation, OpenMP's threads spin for milliseconds in the hope of another one. They would take the cores
-    from the kernels that follow; torch's next operation starts them again, in some 50 microseconds. OpenMP keeps
-    threads, and their number, per calling thread, so that other threads are not affected.
+    After an operation, OpenMP's threads spin for milliseconds and wait for the next one. They would take the cores from
+    the kernels that follow. The next operation of torch outside starts them again, in about 50 microseconds. OpenMP has
+    separate threads, and their number, for each calling thread, so other threads do not change.
     """
 
     __slots__ = ("openmp", "small", "threads")

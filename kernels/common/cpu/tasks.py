@@ -1,12 +1,12 @@
-"""How threads share the tasks of a kernel, and wait for each other when none are left.
+"""Distribution of the tasks of a kernel to threads, and a barrier at the end.
 
     task = first_task(counter, tasks)
     while task < tasks:
         ...
         task = next_task(counter, tasks)
 
-Every thread that calls a kernel returns when all tasks are done, whichever thread has done them. So the next kernel can
-read what this one wrote. A thread that starts late finds no task, and the other threads do not wait for it.
+A kernel returns in each thread when all tasks are done, also those of other threads. So the next kernel can read the
+results of this one. A thread that starts late gets no task, and the other threads do not wait for it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from numba.extending import intrinsic
 
 from tritoncaps.kernels.common.cpu.compiling import kernel, part
 
-TAKEN, DONE = 0, 1  # what a counter, int64 [2], counts: tasks
-MANY = 1 << 40  # more tasks than there are
+TAKEN, DONE = 0, 1  # entries of a counter, int64 [2]: the number of tasks that are taken, and done
+MANY = 1 << 40  # more than the tasks of any kernel
 
 _give_way = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
 @intrinsic
 def _add(typing_context: Any, counter: Any, index: Any, amount: Any) -> Any:
-    """Add to a number that several threads share. What it was before."""
+    """Add to a number that several threads share (atomic). Returns its value before the addition."""
 
     def code(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> ir.Value:
         data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
@@ -39,7 +39,7 @@ def _add(typing_context: Any, counter: Any, index: Any, amount: Any) -> Any:
 
 @part
 def first_task(counter, tasks):
-    """The next free task, or a number beyond the last task if all are taken."""
+    """The next free task. If all are taken, wait until all are done and return a number of at least ``tasks``."""
     task = _add(counter, TAKEN, 1)
     if task >= tasks:
         while _add(counter, DONE, 0) < tasks:
@@ -49,14 +49,15 @@ def first_task(counter, tasks):
 
 @part
 def next_task(counter, tasks):
-    """The same, after a task that is done."""
+    """Count a task as done, then the same as `first_task`."""
     _add(counter, DONE, 1)
     return first_task(counter, tasks)
 
 
 @kernel
 def stop_tasks(counter, tasks):
-    """Give out no more tasks, and wait for none that was not given out. How many were, or more than ``tasks``."""
+    """Start no more tasks, and do not wait for those that have not started. Returns the number of tasks that threads
+    have taken, or a number of at least ``tasks`` if they have taken all."""
     taken = _add(counter, TAKEN, MANY)
     if taken < tasks:
         _add(counter, DONE, tasks - taken)

@@ -1,8 +1,8 @@
-"""Threads: a small pool that runs kernels beside the calling thread.
+"""A small pool of threads that runs kernels together with the calling thread.
 
-All threads call the same kernels in the same order, and share the tasks of each (see `tasks`). Which thread runs a task
-does not matter to the result, because every task owns what it writes. The calling thread works too, so a call never
-waits for a thread that has not started, however many Python threads call at once.
+All threads call the same kernels in the same order, and share the tasks of each (see `tasks`). The result does not
+depend on which thread runs a task, because every task writes only its own outputs. The calling thread works too, so a
+call never waits for a thread that has not started, for any number of Python threads that call at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tritoncaps.kernels.common.cpu.interrupts import watched
 from tritoncaps.kernels.common.cpu.surroundings import torchs_threads
 from tritoncaps.kernels.common.cpu.tasks import stop_tasks
 
-Calls = list[tuple[Any, tuple[Any, ...]]]  # of kernels, with their arguments
+Calls = list[tuple[Any, tuple[Any, ...]]]  # kernels and their arguments
 
 _pool: ThreadPoolExecutor | None = None
 _workers = 0
@@ -29,29 +29,29 @@ _lock = threading.Lock()
 
 
 class Plan:
-    """Kernels that are called one after the other, as often as the plan runs. To wake other threads takes as long as a
-    short kernel, so they are woken once for all; or not at all, if the calling thread is done ``alone`` before another
-    one would start."""
+    """A list of kernels to run one after the other; it can run several times. Waking other threads takes as long as a
+    short kernel, so a plan wakes them once for all its kernels. With ``alone``, the calling thread runs all of them,
+    because it finishes before another thread could start."""
 
     def __init__(self, alone: bool = False) -> None:
         self.calls: Calls = []  # without counters
         self.alone = alone
 
     def add(self, kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
-        """Call ``kernel(counter, tasks, edges, *arguments)`` after those before. The first of edges is an array of the
-        call's dtype."""
+        """Add the call ``kernel(counter, tasks, edges, *arguments)`` at the end. The first field of ``edges`` is an
+        array, whose dtype is that of the call."""
         if tasks:
             call = (tasks, edges, *arguments)
             ready(kernel, edges[0].dtype, (_new_counter(), *call))
             self.calls.append((kernel, call))
 
     def run(self) -> None:
-        """Call all kernels, in up to ``torch.get_num_threads()`` threads."""
-        if self.alone:  # so soon that signals can wait, too
+        """Run all kernels, in up to ``torch.get_num_threads()`` threads."""
+        if self.alone:  # a signal is handled after these short kernels
             for kernel, arguments in self.calls:
                 kernel(_new_counter(), *arguments)
             return
-        # new counters for each run, because a thread of the run before may still look at the old ones
+        # new counters for each run: a thread of the previous run may still read the old ones
         calls: Calls = [(kernel, (_new_counter(), *arguments)) for kernel, arguments in self.calls]
         while calls:  # a second time only after a signal whose handler did not raise
             calls = _run(calls)
@@ -63,13 +63,13 @@ def _new_counter() -> Any:
 
 
 class _Work:
-    """Calls that several threads make, until they are stopped."""
+    """Calls of kernels that several threads share and that `stop` ends early."""
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.left: Calls = []
         self.stopped = False
-        self.helpers: list[Future] = []  # of other threads
+        self.helpers: list[Future] = []  # in other threads
 
     def __call__(self) -> None:
         for kernel, arguments in self.calls:
@@ -78,11 +78,11 @@ class _Work:
             kernel(*arguments)
 
     def cancel(self) -> list[Future]:
-        """Helpers that have not started find nothing to do. The others."""
+        """Cancel the helpers that have not started. Returns the others."""
         return [helper for helper in self.helpers if not helper.cancel()]
 
     def stop(self) -> None:
-        """Only tasks that were begun are done; the others are ``left``."""
+        """End after the tasks that have started, and put the other tasks into ``left``."""
         self.stopped = True
         for kernel, (counter, tasks, *arguments) in self.calls:
             taken = stop_tasks(counter, tasks)
@@ -91,7 +91,7 @@ class _Work:
 
 
 def _run(calls: Calls) -> Calls:
-    """Make the calls, up to a signal. Those that are left."""
+    """Run the calls until a signal arrives. Returns those that are left."""
     work = _Work(calls)
     most = max(tasks for _, (_, tasks, *_) in calls)
     with watched(work.stop):
@@ -100,7 +100,7 @@ def _run(calls: Calls) -> Calls:
             work()
         except BaseException:
             work.stop()
-            wait(work.cancel())  # they may still write what the next call would use
+            wait(work.cancel())  # they may still write to memory that the next call uses
             raise
     helpers = work.cancel()
     work.calls = []  # the pool's queue may keep a cancelled helper, but not the arrays
@@ -117,7 +117,7 @@ def run(kernel: Any, tasks: int, edges: Any, *arguments: Any) -> None:
 
 
 def num_threads() -> int:
-    """What `torch.set_num_threads` asked for."""
+    """torch's number of threads, also inside `surroundings`, which sets it to 1."""
     return getattr(torchs_threads, "number", None) or torch.get_num_threads()
 
 

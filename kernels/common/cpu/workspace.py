@@ -1,8 +1,8 @@
-"""Memory that is reused from call to call, and large memory that is not.
+"""Scratch memory that calls reuse, and memory for large results.
 
-Fresh memory of a few MiB costs a page fault for every 4 KiB, and threads wait for each other in it. So each thread
-keeps the arrays that kernels only read or write during a call. Large results are fresh memory in huge pages, as NumPy's
-arrays are: where the system gives these, there is a fault for every 2 MiB.
+New memory of a few MiB costs a page fault for every 4 KiB, and threads wait for each other during page faults. So each
+thread keeps the arrays that kernels use only during a call. Large results get new memory in huge pages, as in NumPy: if
+the system has them, there is only one fault for every 2 MiB.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST = 64 * 2**20  # bytes; what is larger is not kept
-LARGE = 4 * 2**20  # bytes from which on huge pages are asked for
-HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # on Linux
+LARGEST = 64 * 2**20  # bytes; larger arrays are not kept
+LARGE = 4 * 2**20  # bytes; larger results request huge pages
+HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # None if the system is not Linux
 
 _kept = threading.local()
 
@@ -29,7 +29,7 @@ def scratch(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if count * dtype.itemsize > LARGEST:
         return torch.empty(tuple(shape), dtype=dtype)
-    buffers: dict[Any, Tensor] = _kept.__dict__  # by name and dtype
+    buffers: dict[Any, Tensor] = _kept.__dict__  # keys: name and dtype
     key = (name, dtype)
     if key not in buffers or buffers[key].numel() < count:
         buffers[key] = torch.empty(count, dtype=dtype)
@@ -42,5 +42,5 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if out.nbytes >= LARGE and HUGE_PAGES is not None:
         first = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         size = out.data_ptr() + out.nbytes - first
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), HUGE_PAGES)  # a wish: it may fail
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), HUGE_PAGES)  # only a hint: it may fail
     return out

@@ -1,1 +1,1 @@
-"""What all Triton kernels share: launch options, pairs of locations, what the compiler makes of each kernel."""
+"""Code for all Triton kernels: launch options, pairs of locations, compilation and its resource budgets."""

@@ -1,7 +1,7 @@
-"""Compilation of Triton's kernels: announced when it takes long, and done by one process of a machine at a time.
+"""Compilation of Triton's kernels: a log message if it takes long, and a lock so that one process compiles at a time.
 
-Triton calls a hook before and after it compiles a kernel, or loads it from its cache on disk. Ours act on our own
-kernels only, and call the hooks that were there before.
+Triton calls a hook before and after it compiles a kernel or loads it from its cache on disk. Our hooks act only on our
+own kernels, and then call the hooks that were installed before.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class _Compilation(threading.local):
 
 
 _now = _Compilation()
-_compiled: list[str] = []  # the kernels of this process
+_compiled: list[str] = []  # names of the kernels that this process has compiled or loaded
 
 
 @cache
 def install() -> None:
-    """Put our hooks in front of those of others; nothing happens if Triton has them elsewhere."""
+    """Install our hooks before those of others. No effect if this version of Triton has no such hooks."""
     try:
         from triton import knobs
     except ImportError:
@@ -57,7 +57,7 @@ def _start(name: str) -> None:
     _now.timer = threading.Timer(_PATIENCE, _announce, (name,))
     _now.timer.daemon = True
     _now.timer.start()
-    if "LOCAL_RANK" in os.environ:  # torchrun: another process may compile the same, which is then on disk
+    if "LOCAL_RANK" in os.environ:  # torchrun: another process may compile the same kernel; this one then loads it
         _now.lock = _locked()
 
 
@@ -67,7 +67,7 @@ def _end(name: str) -> None:
 
 
 def finish() -> None:
-    """After a compilation, whether it failed or not."""
+    """Stop the timer and release the lock after a compilation, also if it failed."""
     if _now.timer is not None:
         _now.timer.cancel()
         _now.timer = None
@@ -77,7 +77,7 @@ def finish() -> None:
 
 
 def _announce(name: str) -> None:
-    """Says which kernel, and how many are done."""
+    """Log the name of the kernel and the number of kernels that are done."""
     _LOG.warning(
         "preparing the GPU kernels, compiled once and then loaded from disk: %s (%d done; a network needs about 14)",
         name.removesuffix("_kernel"),
@@ -86,7 +86,7 @@ def _announce(name: str) -> None:
 
 
 def _locked() -> IO[bytes] | None:
-    """A lock of this user on this machine; None where there are no such locks."""
+    """Acquire a lock of this user on this machine; None if the system has no such locks."""
     try:
         import fcntl
     except ImportError:

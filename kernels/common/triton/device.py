@@ -1,4 +1,4 @@
-"""Device functions of all algorithms."""
+"""Device functions for the kernels of all algorithms."""
 
 import triton
 import triton.language as tl
@@ -6,6 +6,6 @@ import triton.language as tl
 
 @triton.jit
 def not_unrolled(size: tl.constexpr, N):
-    """`size`, as a value that is opaque to the compiler (N is not negative). As a loop's end it prevents unrolling,
-    which would need several times the registers."""
+    """`size` as a value that the compiler cannot see to be constant (N is not negative). As the end of a loop, it
+    prevents unrolling, which would need several times the registers."""
     return size + tl.minimum(N, 0)

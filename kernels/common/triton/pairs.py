@@ -1,4 +1,4 @@
-"""The groups of parents that compete for a child, as views of a map's tables."""
+"""The groups of parents that compete for a child: views of the tables of a routing map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tritoncaps.kernels.common.tables import Orders, Tables, orders_of
 
 
 class Groups(NamedTuple):
-    """The parents that compete for a child: group g owns pairs start[g] to start[g + 1]. All are int32."""
+    """The parents that compete for a child: group g has the pairs start[g], ..., start[g + 1] - 1. All int32."""
 
     child: Tensor  # [G]  child location, or -1
     start: Tensor  # [G + 1]
@@ -24,7 +24,7 @@ _made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _once(tables: Tables, name: str, make: Callable[[], Any]) -> Any:
-    """Views of a map's tables, made at the first call and kept as long as the tables live."""
+    """The result of ``make``, which is called once and kept as long as the tables exist."""
     known = _made.setdefault(tables.orders, {})
     if name not in known:
         known[name] = make()

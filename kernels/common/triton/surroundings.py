@@ -1,4 +1,4 @@
-"""The context of every launch."""
+"""The context manager of every launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tritoncaps.kernels.common.triton import announcing
 
 
 class surroundings(torch.cuda.device_of):  # noqa: N801, a function to its callers
-    """A launch goes to the current GPU: make it that of a tensor. Nothing happens on a CPU."""
+    """Inside, the current GPU, which runs the launches, is the GPU of a tensor. No effect on a CPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         announcing.install()

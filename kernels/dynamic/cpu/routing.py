@@ -1,4 +1,4 @@
-"""Dynamic routing on the CPU. One sweep over the children makes each iteration, forward or backward:
+"""Dynamic routing on the CPU. Each iteration, forward or backward, is one sweep over the children:
 
     u_hat_ij = W_ij^T u_i                                    votes, recomputed, for a few images in a scratch array
     R_ij     = softmax over j of b_ij + u_hat_ij . q_j
@@ -6,13 +6,13 @@
     dl_ij    = R_ij (G_ij - sum_k R_ik G_ik)                 backward, with G_ij = u_hat_ij . g_j
     dq_j     = sum_i dl_ij u_hat_ij
 
-All parents of a child are processed together, so the softmax and the sums of parents need the votes only once. A task
-owns some children of some images and a part of the sum; the parts, whose number depends on neither batch nor threads,
-are added up by the kernels that squash. The last sweep of the backward pass makes the gradients of poses, weight and
-priors of all iterations at once.
+A sweep processes all parents of a child together, so it computes each vote once, for the softmax and for the parents'
+sums. A task owns some children of some images and a part of the sum. The kernels that squash add up the parts, whose
+number depends neither on the batch nor on the threads. The last sweep of the backward pass computes the gradients of
+poses, weight and priors for all iterations at once.
 
-Vectors run along images. A child votes in two blocks of images at a time, so that a number of its matrices, which is
-loaded once, serves both. The matrices of some children stay in the second-level cache for all images of a task.
+The lanes of a vector are images. The kernels compute votes for two blocks of images at a time, so that they load each
+entry of a matrix once for both. The matrices of some children stay in the L2 cache for all images of a task.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ from tritoncaps.kernels.dynamic.cpu.votes import (
 )
 from tritoncaps.kernels.dynamic.options import Gradients, Options
 
-CHUNKS = 8  # parts of the children, at most, each with a sum of its own
-CHUNK_NUMBERS = 2**15  # that all parts of an image's sum may have, beyond the least number of parts
+CHUNKS = 8  # largest number of parts of the children; each part has its own sum
+CHUNK_NUMBERS = 2**15  # limit for the sums of all parts of an image, if there are more than FEWEST_CHUNKS
 FEWEST_CHUNKS = 4
-TASKS = 16  # of a sweep for each thread, if there are as many images
-MATRICES = 2**15  # numbers of the matrices that a sweep uses for some images before it goes to the next ones
+TASKS = 16  # of a sweep for each thread, if there are enough images
+MATRICES = 2**15  # entries of the matrices that a sweep uses for some images before it takes the next images
 PACKED = 32  # children of a task that packs poses
-PARTS = 32  # of the last sweep, about: parts of the child types times parts of the images
-GROUP = 4  # blocks of images whose vote gradients the last sweep keeps, to sum up dW
+PARTS = 32  # approximate number of tasks of the last sweep: parts of the child types times parts of the images
+GROUP = 4  # blocks of images whose vote gradients the last sweep keeps, to compute dW
 
 
 class VectorEdges(NamedTuple):
-    """The inputs of a call: flat arrays and their sizes, in the form that Numba takes.
+    """The inputs of a call: flat arrays and their sizes, in the form that Numba accepts.
 
-    `lanes` images are a block; those that do not exist have poses of zeros. D and E are filled up to multiples of FOUR.
-    Values of parents form a *state*: [blocks, P, C, E, lanes], zero where it is filled up.
+    A block has `lanes` images; the last block is padded with poses of zeros. D and E are padded to multiples of FOUR.
+    A *state* is an array of the parents: [blocks, P, C, E, lanes], with zeros as padding.
     """
 
     poses: NDArray  # [blocks, B, L, D, lanes]
     weight: NDArray  # [K, B, C, D, E]
     priors: NDArray  # [K, B, C]
-    rival: NDArray  # [1]: the logit of the parent that is none of the above, or the lowest number
+    rival: NDArray  # [1]: the logit of the additional parent "none of the above", or the lowest number if there is none
     nothing: NDArray  # [1]: zero
     start: NDArray  # int32 [L + 1]: child location c has the edges start[c] to start[c + 1]
     parent_of: NDArray  # int32 [edges]: parent location
     weight_of: NDArray  # int32 [edges]: weight block
-    degree: int  # edges of the child location that has most
+    degree: int  # largest number of edges of a child location
     local: bool
     images: int  # N
     blocks: int
@@ -87,7 +87,7 @@ class VectorEdges(NamedTuple):
     parents: int  # P
     weights: int  # K
     lanes: int
-    given_depth: int  # D and E as they were given
+    given_depth: int  # D and E without padding
     given_entries: int
 
 
@@ -119,13 +119,13 @@ def backward(
     options: Options,
     needs: tuple[bool, bool, bool],
 ) -> Gradients:
-    """From dL/dv [N, P, C, E] and the sums of the forward pass: the gradients of poses, weight and priors that `needs`
-    asks for, as they were given."""
+    """The gradients of poses, weight and priors that `needs` selects, in the shapes of these tensors; from dL/dv
+    [N, P, C, E] and the sums of the forward pass."""
     plan = Plan()
     e = _edges(plan, poses, weight, priors, tables, options)
     iterations, dtype = options.iterations, poses.dtype
     states = scratch("dynamic states", (iterations, 2, *_state(e)), dtype)  # q and g
-    # what is given is the gradient of the last v; that of the others comes from agreements alone
+    # grad is the gradient of the last v; the gradients of the others come only from agreements
     dv = scratch("dynamic dv", (2, *grad.shape), dtype)
     dv[0], dv[1] = grad, 0
     none = grad.new_empty(0)
@@ -144,7 +144,7 @@ def backward(
 def _edges(
     plan: Plan, poses: Tensor, weight: Tensor, priors: Tensor | None, tables: Tables, options: Options
 ) -> VectorEdges:
-    """What the kernels read; the first of them, in the plan, packs it."""
+    """The inputs of the kernels. The first kernel of the plan packs the poses."""
     images, child_types, children, given_depth = poses.shape
     weights, _, parent_types, _, given_entries = weight.shape
     lanes = VECTOR_BYTES // poses.element_size()
@@ -187,7 +187,7 @@ _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _of_map(tables: Tables) -> dict[str, Any]:
-    """The fields of `VectorEdges` that a map gives, made once for each map."""
+    """The fields of `VectorEdges` that depend only on the routing map, computed once for each map."""
     if tables.children not in _maps:
         pairs = orders_of(tables)
         _maps[tables.children] = {
@@ -208,7 +208,8 @@ def _packing_tasks(e: VectorEdges) -> int:
 
 
 def _sweep(plan: Plan, e: VectorEdges, states: Tensor) -> Tensor:
-    """States whose sum is s, one for each chunk of the children; of states [q, g], the sum is dq."""
+    """Add a sweep to the plan. Returns [chunks, state]: a part of s for each chunk of the children; with states [q, g],
+    a part of dq."""
     children, numbers = e.child_types * e.children, math.prod(_state(e)[1:4])
     chunks = min(CHUNKS, max(FEWEST_CHUNKS, CHUNK_NUMBERS // numbers), -(-children // 8))
     image_parts = min(-(-e.blocks // 2), -(-TASKS * num_threads() // chunks))
@@ -227,9 +228,10 @@ def _last_sweep(
     poses: Tensor,
     weight: Tensor,
 ) -> Gradients:
-    """The gradients, from states [iterations, (q, g)]; is the first of them the first of all, without agreements?"""
+    """Run the plan and a last sweep for the gradients, from states [iterations, (q, g)]. ``from_first``: states[0] is
+    the first iteration of the routing, whose q is zero."""
     needs_poses, needs_weight, needs_priors = needs
-    # decide the order of the sum over images, so they must not depend on threads
+    # the parts determine the order of the sum over images, so they must not depend on threads
     type_parts, image_parts = min(e.child_types, PARTS), min(-(-e.blocks // 2), -(-PARTS // e.child_types))
     sizes = (e.weights, e.child_types, e.parent_types, e.depth, e.entries)
     owned = image_parts == 1 and sizes == weight.shape
@@ -300,7 +302,8 @@ def _unpack_kernel(counter, tasks, e, packed, out):  # type: ignore[no-untyped-d
 
 @kernel
 def _sweep_kernel(counter, tasks, e, chunks, image_parts, sums, states, several):  # type: ignore[no-untyped-def]
-    """sums [chunks, state] from states: none in the first iteration, [q] for s, [q, g] for dq.
+    """sums [chunks, state] = parts of s or dq; states [several, state]: none in the first iteration, [q] for s, [q, g]
+    for dq.
 
     A task owns a chunk of the children and a part of the images.
     """
@@ -331,15 +334,16 @@ def _sweep_kernel(counter, tasks, e, chunks, image_parts, sums, states, several)
 def _gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, image_parts, iterations, from_first, states, du, dW, db
 ):
-    """du like the poses, dW [image_parts, K, B, C, D, E], db [image_parts, K, B, C] from states [iterations, (q, g)].
+    """du_i = sum_j W_ij dV_ij,  dW = sum u_i dV_ij^T,  db = sum dl_ij, with dV and dl of all iterations.
 
-    Arrays of no size are not asked for. A task owns some child types and a part of the images.
+    du [blocks, B, L, D, lanes], dW [image_parts, K, B, C, D, E], db [image_parts, K, B, C]; an array of size 0 is not
+    computed. states [iterations, (q, g), state]. A task owns some child types and a part of the images.
     """
     rows = e.degree * e.parent_types * e.lanes
     tile, type_parts = rows * e.entries, tasks // image_parts
     votes, dV = np.empty(2 * tile, e.poses.dtype), np.empty(GROUP * tile, e.poses.dtype)
     pairs = np.empty(4 * iterations * rows, e.poses.dtype)
-    unused = 2 if from_first and len(db) == 0 else 0  # states: q is zero and G serves the priors only
+    unused = 2 if from_first and len(db) == 0 else 0  # skip states[0]: q is zero, and only db needs G
     task = first_task(counter, tasks)
     while task < tasks:
         type_part, part = task // image_parts, task % image_parts
@@ -369,14 +373,14 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 
 @inlined
 def _blocks_of(e, part, parts):  # type: ignore[no-untyped-def]
-    """The first and the last block, exclusive, of a part of the images: whole pairs of blocks, if there are."""
+    """The first block of a part of the images, and the one after the last. Pairs of blocks are not divided."""
     pairs = (e.blocks + 1) // 2
     return 2 * (pairs * part // parts), min(e.blocks, 2 * (pairs * (part + 1) // parts))
 
 
 @inlined
 def _zero_types(e, k, first, last, out, size):  # type: ignore[no-untyped-def]
-    """out [..., B, C, size] = 0 for some child types, if there is an out."""
+    """out [..., B, C, size] = 0 for some child types, unless out has size 0."""
     if len(out) > 0:
         numbers = e.parent_types * size
         out[(k * e.child_types + first) * numbers : (k * e.child_types + last) * numbers] = 0
@@ -384,25 +388,25 @@ def _zero_types(e, k, first, last, out, size):  # type: ignore[no-untyped-def]
 
 @inlined
 def _pose(e, b, c, block):  # type: ignore[no-untyped-def]
-    """Where a child's pose begins in a block."""
+    """Position of a child's pose in the poses, for a block of images."""
     return ((block * e.child_types + b) * e.children + c) * e.depth * e.lanes
 
 
 @inlined
 def _parent(e, edge, block):  # type: ignore[no-untyped-def]
-    """Where an edge's parents begin in a state."""
+    """Position of the parents of an edge in a state."""
     return (block * e.parents + e.parent_of[edge]) * e.parent_types * e.entries * e.lanes
 
 
 @inlined
 def _matrices(e, edge, b, part):  # type: ignore[no-untyped-def]
-    """The number of the first of an edge's C matrices, or priors, in a part of the sum over images."""
+    """Index of the first of the C matrices, or priors, of an edge; for a gradient, in a part of the sum over images."""
     return ((part * e.weights + e.weight_of[edge]) * e.child_types + b) * e.parent_types
 
 
 @inlined
 def _begin(e, b, c, blocks, several, pairs):  # type: ignore[no-untyped-def]
-    """pairs [iterations, (logits, G), 2, degree, C, lanes]: logits = priors, G = 0, for the first `several` of them."""
+    """Initialize the first `several` of pairs [iterations (logits, G), 2, degree, C, lanes]: logits = priors, G = 0."""
     C, rows = e.parent_types, e.degree * e.parent_types * e.lanes
     for k in range(several):
         for n in range(blocks):
@@ -416,7 +420,8 @@ def _begin(e, b, c, blocks, several, pairs):  # type: ignore[no-untyped-def]
 
 @inlined
 def _votes(e, b, c, block, blocks, states, first, several, votes, pairs):  # type: ignore[no-untyped-def]
-    """votes [2, degree, C, E, lanes] in one or two blocks, and pairs += votes . states for some of the states."""
+    """votes [2, degree, C, E, lanes] of a child in one or two blocks of images, and pairs += votes . states for
+    `several` states from `first` on."""
     C, D, E, rows = e.parent_types, e.depth, e.entries, e.degree * e.parent_types * e.lanes
     pose_step, state_block = _pose(e, 0, 0, 1), e.parents * C * E * e.lanes
     state_step = e.blocks * state_block
@@ -439,7 +444,7 @@ def _votes(e, b, c, block, blocks, states, first, several, votes, pairs):  # typ
 
 @inlined
 def _normalize(e, c, blocks, iterations, slopes, pairs):  # type: ignore[no-untyped-def]
-    """In place: logits become R, and G becomes dl if there are slopes."""
+    """In place: R = softmax(logits), and if `slopes`, dl = R (G - sum_k R_k G_k) replaces G."""
     rows, edges = e.degree * e.parent_types * e.lanes, e.start[c + 1] - e.start[c]
     rivals = e.parent_types * (1 if e.local else max(1, edges))
     for t in range(iterations):
@@ -453,7 +458,7 @@ def _normalize(e, c, blocks, iterations, slopes, pairs):  # type: ignore[no-unty
 
 @inlined
 def _add_to_parents(e, c, block, blocks, votes, pairs, first, sums, base):  # type: ignore[no-untyped-def]
-    """The state sums[base :] += pairs[first :] votes."""
+    """sums[base :], a state, += w votes, with the weights w = R or dl in pairs[first :]."""
     C, rows = e.parent_types, e.degree * e.parent_types * e.lanes
     for n in range(blocks):
         for edge in range(e.start[c], e.start[c + 1]):
@@ -464,7 +469,7 @@ def _add_to_parents(e, c, block, blocks, votes, pairs, first, sums, base):  # ty
 
 @inlined
 def _vote_gradient(e, c, block, blocks, iterations, states, pairs, dV, place):  # type: ignore[no-untyped-def]
-    """dV[place :], like votes."""
+    """dV[place :] = sum over the iterations of R g + dl q, in the layout of votes."""
     C, E, rows = e.parent_types, e.entries, e.degree * e.parent_types * e.lanes
     state_step = e.blocks * e.parents * C * E * e.lanes
     for n in range(blocks):
@@ -516,9 +521,9 @@ def _add_weight_gradient(e, b, c, block, blocks, dV, dW, part):  # type: ignore[
 
 @kernel
 def _squash_kernel(counter, tasks, e, chunks, first, parts, sums, q, out):  # type: ignore[no-untyped-def]
-    """s = the sum of the parts, v = squash(s), q += v: parts [chunks, state], sums and out [N, P, C, E], q a state.
+    """s = the sum of the parts, v = squash(s), q += v.
 
-    A task is a block of images.
+    parts [chunks, state], sums (s) and out (v) [N, P, C, E], q a state. A task owns a block of images.
     """
     E, lanes, parents, pose = e.given_entries, e.lanes, e.parents * e.parent_types, e.entries * e.lanes
     block = first_task(counter, tasks)
@@ -539,7 +544,7 @@ def _squash_kernel(counter, tasks, e, chunks, first, parts, sums, q, out):  # ty
 
 @kernel
 def _agreed_kernel(counter, tasks, e, iterations, sums, states):  # type: ignore[no-untyped-def]
-    """q_t = v_1 + ... + v_(t-1): states [T, (q, g)] from sums [T, N, P, C, E]. A task is a block of images."""
+    """q_t = v_1 + ... + v_(t-1): states [T, (q, g)] from sums [T, N, P, C, E]. A task owns a block."""
     E, lanes, parents, pose = e.given_entries, e.lanes, e.parents * e.parent_types, e.entries * e.lanes
     step = 2 * e.blocks * parents * pose
     block = first_task(counter, tasks)
@@ -560,9 +565,9 @@ def _agreed_kernel(counter, tasks, e, iterations, sums, states):  # type: ignore
 
 @kernel
 def _squash_gradient_kernel(counter, tasks, e, chunks, parts, sums, dv, g):  # type: ignore[no-untyped-def]
-    """g = squash'(s) dv, with dv += the sum of the parts: parts [chunks, state], sums and dv [N, P, C, E], g a state.
+    """dv += the sum of the parts, g = squash'(s) dv.
 
-    A task is a block of images.
+    parts [chunks, state], sums (s) and dv [N, P, C, E], g a state. A task owns a block of images.
     """
     E, lanes, parents, pose = e.given_entries, e.lanes, e.parents * e.parent_types, e.entries * e.lanes
     block = first_task(counter, tasks)
@@ -582,7 +587,7 @@ def _squash_gradient_kernel(counter, tasks, e, chunks, parts, sums, dv, g):  # t
 
 @inlined
 def _sum_of_parts(parts, at, chunks, step):  # type: ignore[no-untyped-def]
-    """A number of all parts; zero if there are none."""
+    """The sum over the chunks of parts[chunk, at]; zero if there are no chunks."""
     total = parts.dtype.type(0)
     for chunk in range(chunks):
         total += parts[chunk * step + at]

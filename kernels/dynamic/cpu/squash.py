@@ -17,7 +17,7 @@ from tritoncaps.kernels.common.cpu.compiling import kernel, part
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import run
 
-ROWS = 1024  # of a task
+ROWS = 1024  # vectors of a task
 
 
 class Vectors(NamedTuple):
@@ -27,7 +27,7 @@ class Vectors(NamedTuple):
 
 
 def squash(vectors: Tensor) -> Tensor:
-    """Along the last axis."""
+    """Squash the vectors along the last axis."""
     out = torch.empty_like(vectors)
     _run(_squash_kernel, vectors, out)
     return out
@@ -48,7 +48,7 @@ def _run(function: object, vectors: Tensor, *others: Tensor) -> None:
 
 @kernel
 def _squash_kernel(counter, tasks, e, out):  # type: ignore[no-untyped-def]
-    """out [rows, entries]; a task owns some rows."""
+    """out = squash(e.poses), both [rows, entries]. A task owns ROWS rows."""
     task = first_task(counter, tasks)
     while task < tasks:
         for row in range(task * ROWS, min((task + 1) * ROWS, e.rows)):
@@ -61,7 +61,7 @@ def _squash_kernel(counter, tasks, e, out):  # type: ignore[no-untyped-def]
 
 @kernel
 def _squash_gradient_kernel(counter, tasks, e, grad, out):  # type: ignore[no-untyped-def]
-    """out and grad [rows, entries]; a task owns some rows."""
+    """out = squash'(e.poses) grad, all [rows, entries]. A task owns ROWS rows."""
     task = first_task(counter, tasks)
     while task < tasks:
         for row in range(task * ROWS, min((task + 1) * ROWS, e.rows)):
@@ -75,13 +75,13 @@ def _squash_gradient_kernel(counter, tasks, e, grad, out):  # type: ignore[no-un
 
 @part
 def square_of(x, at, count):  # type: ignore[no-untyped-def]
-    """|x|^2 of x[at : at + count]."""
+    """Squared length of x[at : at + count]."""
     return product_of(x, x, at, count)
 
 
 @part
 def product_of(x, y, at, count):  # type: ignore[no-untyped-def]
-    """x . y of x[at : at + count] and y[at : at + count]."""
+    """Scalar product of x[at : at + count] and y[at : at + count]."""
     total = x.dtype.type(0)
     for i in range(at, at + count):
         total += x[i] * y[i]

@@ -1,11 +1,11 @@
-"""Micro-kernels of dynamic routing: what is computed for one child, or one parent, in a block of images.
+"""Micro-kernels of dynamic routing: computations for one child, or one parent, in a block of images.
 
-A block is as many images as a vector has lanes, and all vectors run along the images of a block: a pose of E numbers is
-E vectors, a logit is one. So agreements and softmax need no sums across lanes, and a number of a matrix, which is the
-same for all images, is loaded once for the one or two blocks that a micro-kernel works on.
+The lanes of all vectors are the images of a block: a pose of E entries is E vectors, a logit is one vector. So
+agreements and softmax need no sums across lanes. A micro-kernel works on one or two blocks, and loads each entry of a
+matrix, which is the same for all images, once for both.
 
-Micro-kernels loop over `count` parent types; registers hold the sums. Sizes of poses, D and E, are multiples of FOUR,
-and matrices are [D, E]. `rows` is the size of an array with a vector for each pair of a child and a parent in a block.
+Micro-kernels loop over `count` parent types and keep the sums in registers. The sizes D and E of poses are multiples of
+FOUR, and matrices are [D, E]. `rows` is the size of an array with one vector for each parent of a child, in a block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from tritoncaps.kernels.common.cpu.loops import Number, at, for_each, looping_microkernel, number, repeat, zero
 from tritoncaps.kernels.common.cpu.simd import Rows, Vector, exp, fma, maximum, sum_each
 
-FOUR = 4  # as many numbers of a pose are computed at once
+FOUR = 4  # entries of a pose that are computed at once
 
 
 def _multiply(
@@ -25,7 +25,7 @@ def _multiply(
     right: Callable[[Number], list[Vector]],
     together: int = FOUR,
 ) -> list[Vector]:
-    """sums_rc += sum_k left_kr right_kc; depth is a multiple of what is done together."""
+    """sums_rc += sum_k left_kr right_kc; depth is a multiple of `together`, the number of steps in a loop body."""
     builder = sums[0].builder
 
     def step(x: Number, sums: list[Vector]) -> list[Vector]:
@@ -40,7 +40,7 @@ def _multiply(
 
 
 def _four(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:
-    """Rows from the first of the x-th four on, for an index x (or more) as `at` takes it."""
+    """Rows from the x-th group of four on, where x is the last of the places (see `at`)."""
     *before, x = places
     return at(rows, *before, (x, number(FOUR * rows.form.lanes)))
 
@@ -50,7 +50,7 @@ def _fours(size: Number, rows: Rows) -> Number:
 
 
 def _block(size: Number, rows: Rows) -> Number:
-    """Elements of `size` numbers in a block."""
+    """Number of elements of `size` vectors."""
     return rows.builder.mul(size, number(rows.form.lanes))
 
 
@@ -72,8 +72,8 @@ def _votes(
 ) -> None:
     """vote_je = sum_d W_jde u_d, and products_sj += vote_j . state_sj while the votes are in registers.
 
-    votes [blocks, rows, E] and products [several, 2, rows]; poses [blocks, D] and states [several, blocks, count, E],
-    with steps from one block, and from one state, to the next.
+    votes [blocks, rows, E] and products [several, 2, rows]; poses [blocks, D] and states [several, blocks, count, E]:
+    pose_step and state_block are the distances of blocks, state_step of states, in elements.
     """
     matrix, tile = weight.builder.mul(D, E), votes.builder.mul(rows, E)
     places = [(i, b) for i in range(FOUR) for b in range(blocks)]
@@ -118,7 +118,7 @@ def _add_pose_gradient(
     rows: Number,
     pose_step: Number,
 ) -> None:
-    """du_d += sum_je W_jde dV_je: du [blocks, D] with a step from block to block, dV [blocks, rows, E]."""
+    """du_d += sum_je W_jde dV_je: du [blocks, D], whose blocks are pose_step apart; dV [blocks, rows, E]."""
     matrix, tile = weight.builder.mul(D, E), dV.builder.mul(rows, E)
     places = [(i, b) for i in range(FOUR) for b in range(blocks)]
 
@@ -152,9 +152,9 @@ def _add_weight_gradient(
     rows: Number,
     pose_step: Number,
 ) -> None:
-    """dW_jde += sum over images of u_d dV_je: poses [blocks, D] with a step from block to block, dV [blocks, rows, E].
+    """dW_jde += sum over images of u_d dV_je: poses [blocks, D], with blocks pose_step apart; dV [blocks, rows, E].
 
-    Two rows of four entries at a time: eight sums, whose lanes are added up at the end.
+    Two rows of four entries at a time: eight vectors of sums, whose lanes are added at the end.
     """
     lanes, two, tile = dW.form.lanes, number(2), dV.builder.mul(rows, E)
 
@@ -182,7 +182,7 @@ def _add_weight_gradient(
 
 
 def _set_rows(out: Rows, start: Rows, count: Number, step: Number) -> None:
-    """out_j = start_j, the same in all images."""
+    """out_j = start_j in all lanes; the start_j are `step` apart."""
 
     def of_type(j: Number) -> None:
         at(out, j)[0] = at(start, (j, step)).broadcast(0)
@@ -249,7 +249,7 @@ def _vote_gradient(
 ) -> None:
     """dV_j = R_j g_j of the first iteration, and R_j g_j + dl_j q_j of all others.
 
-    pairs [iterations, (R, dl), 2, rows], and states [iterations, (q, g), count, E] with a step from state to state.
+    pairs [iterations, (R, dl), 2, rows], and states [iterations, (q, g), count, E], which are state_step apart.
     """
     builder, two = dV.builder, number(2)
     pair_step, states_step = builder.mul(rows, number(4)), builder.mul(state_step, two)

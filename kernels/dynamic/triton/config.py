@@ -1,6 +1,6 @@
-"""Which tiles a layer of vector capsules gets: a pure function of its sizes, not of the batch.
+"""The tiles of the kernels for a layer of vector capsules: a pure function of its sizes, not of the batch.
 
-So the same image gives the same bits in every batch, and a test can compile every kernel that a launch can ask for.
+So an image has the same result, to the last bit, in every batch, and a test can compile every kernel that is launched.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tritoncaps.kernels.common.triton.launching import (
 )
 from tritoncaps.kernels.dynamic.options import LONGEST_ON_TRITON
 
-SIZES = (8, 16, 32, LONGEST_ON_TRITON)  # of a parent's pose that tiles are made for
-POSES = 256  # entries of a tile's parent types
-ENTRIES = 4  # of a thread, for all its images: a row of a matrix is loaded by the threads that use it
-IMAGES, WEIGHT_IMAGES = 4, 2  # the weight view sums as many tiles as ROWS
-ROWS = 8  # of a matrix whose gradient a program sums
-NUMBERS = 32  # of a child whose gradient a program sums
+SIZES = (8, 16, 32, LONGEST_ON_TRITON)  # possible values of BE
+POSES = 256  # BC BE: pose entries of the parents in a tile, for one image
+ENTRIES = 4  # of a thread, for each image: a thread loads the entries of a matrix once for all images of the tile
+IMAGES, WEIGHT_IMAGES = 4, 2  # of a tile; fewer in the weight view, which keeps ROWS tiles of sums
+ROWS = 8  # rows of a matrix whose gradient a program computes
+NUMBERS = 32  # entries of a child's pose whose gradient a program computes
 
 
 class Tile(NamedTuple):
@@ -42,13 +42,13 @@ class Config(NamedTuple):
     image_splits: int
 
     def weight_image_splits(self, N: int) -> int:
-        """A split without images would add nothing."""
+        """Number of splits of the images in the weight view; each has at least one block of images."""
         return max(1, min(self.image_splits, blocks(N, self.weight_tile.BN)))
 
 
 def choose(P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, double: bool) -> Config:
-    """The configuration of a layer: P parent locations with S slots, B child types of D numbers, C parent types of E
-    numbers, K weight blocks and the number of joined pairs of locations; `double` if it computes in float64."""
+    """The configuration of a layer: P parent locations with S slots, B child types of D entries, C parent types of E
+    entries, K weight blocks, `pairs` edges; `double`: it computes in float64."""
     BE = next(size for size in SIZES if size >= E)
     num_warps = POSES // (WARP * ENTRIES) * (2 if double else 1)
     tile = Tile(IMAGES, POSES // BE, BE, num_warps)

@@ -1,7 +1,7 @@
-"""What a launch of dynamic routing costs: floating-point operations and bytes, as functions of the sizes.
+"""Floating-point operations and bytes of the launches of dynamic routing, as functions of the sizes.
 
-Counted as in `costs`: a fused multiply-add is two operations, an exponential one; bytes are those of every array that a
-kernel reads or writes, once.
+As in `kernels.mixture.triton.costs`: a fused multiply-add counts as two operations, an exponential as one; every array
+that a kernel reads or writes counts once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tritoncaps.kernels.dynamic.triton import config
 
 
 def launch_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
-    """Triton's hook: name, operations and bytes of a launch, for profilers."""
+    """Name, operations and bytes of a launch for profilers; Triton calls this function."""
     tensors = [arg for arg in args.values() if hasattr(arg, "element_size")]
     pairs = len(args["p_pair_slot"]) if "p_pair_slot" in args else args["P"] * args["S"]
     flops = edge_flops(
@@ -42,7 +42,7 @@ def edge_flops(kernel: str, D: int, E: int, T: int = 1, has_q: bool = True, has_
 def routing_bytes(
     N: int, L: int, P: int, S: int, B: int, C: int, D: int, E: int, K: int, pairs: int, T: int = 3, size: int = 4
 ) -> int:
-    """All bytes of a routing with T iterations, global competition and no priors, forward and backward."""
+    """Bytes of a routing with T iterations, global competition and no priors, forward and backward together."""
     chosen = config.choose(P, S, B, C, D, E, K, pairs, size == 8)
     inputs, state, group = N * B * L * D + K * B * C * D * E, N * P * C * E, N * L * B
     parts, weight_splits = chosen.parent_splits * state, chosen.pair_splits * chosen.weight_image_splits(N)

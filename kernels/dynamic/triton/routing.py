@@ -1,4 +1,4 @@
-"""The protocol of `tritoncaps.kernels.dynamic.options`, launched on the three views."""
+"""Dynamic routing in Triton: `forward` and `backward` of `kernels.dynamic.options`, which launch the three views."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class VectorEdges(NamedTuple):
     sizes: dict[str, int]  # N, L, P, S, G, K, B, C, D and E
 
     def empty(self, *sizes: str | int) -> Tensor:
-        """A new array; sizes are numbers or their names."""
+        """A new tensor; a size is a number or a key of `sizes`."""
         return self.poses.new_empty([self.sizes[x] if isinstance(x, str) else x for x in sizes])
 
 
@@ -59,7 +59,7 @@ def backward(
     options: Options,
     needs: tuple[bool, bool, bool],
 ) -> Gradients:
-    """From dL/dv [N, P, C, E] and the sums of the forward pass: the gradients that `needs` asks for."""
+    """The gradients that `needs` selects, from dL/dv [N, P, C, E] and the sums of the forward pass."""
     e = _edges(poses, weight, priors, tables, options)
     T, last = options.iterations, options.iterations - 1
     q, g = e.empty(T, *PARENTS), e.empty(T, *PARENTS)
@@ -76,7 +76,7 @@ def backward(
         total = e.empty(*PARENTS)
         launch_squash_gradient(sums[t - 1], dv, parts, total, g[t - 1])
         dv = total
-    if first == 0 and not needs[2]:  # q is zero, so that the means do not matter
+    if first == 0 and not needs[2]:  # q is zero, so only the gradient of the priors needs the means
         log_sum[0].copy_(_first_log_sum(e).expand_as(log_sum[0]))
         mean[0].zero_()
     else:
@@ -106,7 +106,7 @@ def _first_log_sum(e: VectorEdges) -> Tensor:
 
 
 def _parent_view(e: VectorEdges, q: Tensor | None, g: Tensor | None, log_sum: Tensor, mean: Tensor | None) -> Tensor:
-    """[splits, N, P, C, E]: parts of s, or of dq with g."""
+    """[splits, N, P, C, E]: partial sums of s, or with g, of dq."""
     splits, tile, sizes = e.config.parent_splits, e.config.tile, e.sizes
     out = e.empty(splits, *PARENTS)
     _launch(
@@ -128,7 +128,7 @@ def _parent_view(e: VectorEdges, q: Tensor | None, g: Tensor | None, log_sum: Te
 
 
 def _child_view(e: VectorEdges, q: Tensor | None, g: Tensor | None, log_sum: Tensor, mean: Tensor | None) -> None:
-    """Write log_sum and, with g, mean."""
+    """Compute log_sum and, with g, mean."""
     tile, images = e.config.tile, len(log_sum)
     _launch(
         views.dynamic_child_view_kernel,
@@ -152,7 +152,7 @@ def _child_view(e: VectorEdges, q: Tensor | None, g: Tensor | None, log_sum: Ten
 def _gradients(
     e: VectorEdges, q: Tensor, g: Tensor, log_sum: Tensor, mean: Tensor, needs: tuple[bool, bool, bool]
 ) -> Gradients:
-    """The last sweeps: all iterations at once."""
+    """The last sweeps: gradients for all iterations at once."""
     needs_poses, needs_weight, needs_priors = needs
     sizes, tile, weight_tile = e.sizes, e.config.tile, e.config.weight_tile
     common = {
@@ -205,8 +205,8 @@ def _add_splits(parts: Tensor | None) -> Tensor | None:
 
 
 def _launch(kernel: Any, programs: int, e: VectorEdges, tile: config.Tile, **arguments: Any) -> None:
-    """Run every program of a kernel; nothing if there is nothing to do. Of the edges' arrays and sizes, the kernel gets
-    those that it has an argument for."""
+    """Launch a kernel, unless there are no programs. It gets those tensors and sizes of the edges that are among its
+    parameters."""
     if not programs:
         return
     known = {"p_poses": e.poses, "p_weight": e.weight, "p_priors": e.priors, **e.sizes}

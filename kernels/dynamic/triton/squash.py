@@ -1,4 +1,4 @@
-"""Squash, its gradient, and the second pass of dynamic routing's parent view, which adds up the view's splits.
+"""Squash and its gradient; both also add up the partial sums (splits) of the parent view of dynamic routing.
 
 squash(s) = f s,   f = r / (1 + r^2),   r = |s|;   squash'(s) x = f x + f' / r (s . x) s;   zero at s = 0
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.triton.launching import OPTIONS
 
-NUMBERS = 1024  # of a program
+NUMBERS = 1024  # entries of a program
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
@@ -22,7 +22,7 @@ def squash_kernel(
 
     p_parts [splits, rows, E]; p_before, p_sums (s), p_out (v) and p_agreed [rows, E], each of which may be None.
 
-    Program i owns rows i * BM to (i + 1) * BM.
+    Program i owns the rows i * BM, ..., (i + 1) * BM - 1.
     """
     o_row, m_row = row_tile(rows, E, BM, BE)
     b_s = add_parts(p_parts, o_row, m_row, rows, splits, E)
@@ -46,7 +46,7 @@ def squash_gradient_kernel(
     p_s, p_out [rows, E]; p_grad [rows, E], p_parts [splits, rows, E] and p_total (x) [rows, E], each of which may be
     None.
 
-    Program i owns rows i * BM to (i + 1) * BM.
+    Program i owns the rows i * BM, ..., (i + 1) * BM - 1.
     """
     o_row, m_row = row_tile(rows, E, BM, BE)
     b_s = tl.load(p_s + o_row, mask=m_row, other=0.0)
@@ -96,7 +96,7 @@ def squash_slope(b_square):
 
 
 def tile(E: int) -> dict[str, int]:
-    """Rows of a program and their padded length."""
+    """Tile sizes: BM rows for each program, of E entries, which are padded to BE."""
     BE = triton.next_power_of_2(E)
     return {"E": E, "BM": max(1, NUMBERS // BE), "BE": BE}
 
@@ -128,7 +128,7 @@ def launch_squash_gradient(
 
 
 def squash(vectors: Tensor) -> Tensor:
-    """Along the last axis."""
+    """Squash the vectors along the last axis."""
     out = vectors.new_empty(vectors.shape)
     if vectors.numel():
         launch_squash(vectors[None], out=out)

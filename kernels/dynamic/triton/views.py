@@ -1,7 +1,7 @@
 """The three views of dynamic routing: sums over the edges, with votes in registers.
 
-A tile is [images, parent types, pose entries] = [BN, BC, BE]: the votes of one child for BC parent types at a location.
-They are sums of outer products, u_hat = sum_d u_d W_d, of poses [BN, 1, 1] and rows of matrices [1, BC, BE].
+A tile [images, parent types, pose entries] = [BN, BC, BE] has the votes of one child for BC parent types at a location.
+It is a sum of outer products, u_hat = sum_d u_d W_d, of pose entries [BN, 1, 1] and rows of matrices [1, BC, BE].
 
     parent view  sums over children          child view  sums over parents          weight view  sums over images
 
@@ -14,18 +14,18 @@ import triton.language as tl
 from tritoncaps.kernels.common.triton.device import not_unrolled
 from tritoncaps.kernels.dynamic.triton.costs import launch_metadata
 
-SIZES = ["N", "L", "P", "S", "G", "K"]  # that do not specialise a kernel
+SIZES = ["N", "L", "P", "S", "G", "K"]  # arguments for which Triton does not specialize a kernel
 
 
 @triton.jit
 def parent_offsets(o_n, i_p, o_c, o_e, P, C: tl.constexpr, E: tl.constexpr):
-    """Of [N, P, C, E]."""
+    """Offsets into an array [N, P, C, E]."""
     return ((o_n * P + i_p) * C + o_c) * E + o_e
 
 
 @triton.jit
 def matrix_offsets(i_k, i_b, o_c, o_e, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr, E: tl.constexpr):
-    """Of the first rows of matrices, in [K, B, C, D, E]."""
+    """Offsets of the first rows of the matrices, in [K, B, C, D, E]."""
     return ((i_k.to(tl.int64) * B + i_b) * C + o_c) * D * E + o_e
 
 
@@ -44,7 +44,8 @@ def child_votes(
 ):
     """u_hat [BN, BC, BE] = sum_d u_d W_d, from pointers to u_0 [BN, 1, 1] and W_0 [1, BC, BE].
 
-    All views must compute the same bits: what one subtracts from a logit, another has found as a sum of logits.
+    All views must compute the same bits, because one view subtracts a log_sum that another view has computed from the
+    same logits.
     """
     b_votes = tl.zeros((BN, BC, BE), DTYPE)
     for i_d in range(D):
@@ -55,7 +56,7 @@ def child_votes(
 
 @triton.jit
 def load_prior(p_priors, i_k, i_b, o_c, m_c, B: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
-    """b [1, BC, 1] of p_priors [K, B, C]; zero if that is None."""
+    """The priors b [1, BC, 1] from p_priors [K, B, C]; zero if p_priors is None."""
     b_prior = tl.zeros((1, 1, 1), DTYPE)
     if p_priors is not None:
         b_prior = tl.load(p_priors + (i_k.to(tl.int64) * B + i_b) * C + o_c, mask=m_c, other=0.0)
@@ -70,7 +71,7 @@ def agreement(b_votes, b_parents):
 
 @triton.jit
 def assignment(b_logit, b_log_sum):
-    """R = exp(l - log_sum), at most 1 whatever the rounding; nan stays."""
+    """R = exp(l - log_sum), at most 1 in spite of rounding errors; nan stays nan."""
     return tl.exp(tl.minimum(b_logit - b_log_sum, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
@@ -135,7 +136,7 @@ def dynamic_parent_view_kernel(
         i_s = i_step // B
         i_b = i_step % B
         i_l = tl.load(p_children + i_p * S + i_s)
-        m_image = m_n & (i_l >= 0)  # a missing slot has no child
+        m_image = m_n & (i_l >= 0)  # a missing slot (-1) has no child
         i_l = tl.maximum(i_l, 0)
         i_k = tl.load(p_weight_of + i_s)
         p_pose = p_poses + ((o_n * B + i_b) * L + i_l) * D
@@ -184,14 +185,14 @@ def dynamic_child_view_kernel(
     BC: tl.constexpr,
     BE: tl.constexpr,
 ):
-    """log_sum_i = log sum_j exp(l_ij) over the parents j that compete for child i, and a rival of logit zero if RIVAL;
+    """log_sum_i = log sum_j exp(l_ij) over the parents j that compete for child i, plus exp(0) if RIVAL;
     with p_g also mean_i = sum_j R_ij G_ij. l = b + u_hat . q (l = b without p_q), G = u_hat . g. Online, in one pass.
 
     p_poses [N, B, L, D], p_weight [K, B, C, D, E], p_priors [K, B, C] or None, p_weight_of [S]; p_group_child [G],
     p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_q, p_g [N, P, C, E] or None; p_log_sum, p_mean
     [N, G, B].
 
-    Program (image block, child type, group) writes its children's numbers.
+    Program (image block, child type, group), images fastest, owns p_log_sum and p_mean of its children.
     """
     DTYPE: tl.constexpr = p_log_sum.dtype.element_ty
     n_images = tl.cdiv(N, BN)
@@ -203,10 +204,10 @@ def dynamic_child_view_kernel(
     m_n = o_n < N
     i_l = tl.load(p_group_child + i_g)
     i_begin = tl.load(p_group_start + i_g)
-    i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)  # a missing slot has no pairs
+    i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)  # a missing slot (-1) has no pairs
     p_pose = p_poses + ((o_n * B + i_b) * L + tl.maximum(i_l, 0)) * D
 
-    # every lane keeps a running maximum and sums of its own parent types
+    # one running maximum and sums for each of the BC columns; they are combined at the end
     b_max = tl.full((BN, BC, 1), float("-inf"), DTYPE)
     b_sum = tl.zeros((BN, BC, 1), DTYPE)
     b_weighted = tl.zeros((BN, BC, 1), DTYPE)
@@ -266,6 +267,7 @@ def vote_gradient(
     """dV [BN, BC, BE] = sum_t R g + dl q and sum_t dl [BN, BC, 1] of all T iterations, with dl = R (u_hat . g - mean);
     without dl q if the agreements are not VARIABLE.
 
+    p_pose, p_matrix as in `child_votes`; b_prior [1, BC, 1]
     pointers  p_q and p_g [T, N, P, C, E], p_log_sum and p_mean [T, N, G, B]
     tile      images, parent types and pose entries; child type, parent location and group
     sizes     N, P, G, T
@@ -334,7 +336,8 @@ def dynamic_child_gradient_kernel(
     [L + 1], p_pair_parent and p_pair_slot [pairs]; p_q, p_g [T, N, P, C, E]; p_log_sum, p_mean [T, N, G, B]; p_out
     [N, B, L, D].
 
-    Program (block of D, image block, child type, child location) writes BD numbers of its children's gradients.
+    Program (block of D, image block, child type, child location), fastest first, owns BD entries of the gradient of
+    its children.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     n_rows = tl.cdiv(D, BD)
@@ -414,14 +417,15 @@ def dynamic_weight_view_kernel(
     BE: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """dW = sum over images and over the pairs of locations that use W of u^T dV, and dpriors = that of sum_t dl.
+    """dW = sum of u^T dV, and dpriors = sum of sum_t dl: over the images and the edges that use this weight block.
 
     p_poses [N, B, L, D], p_weight [K, B, C, D, E], p_priors [K, B, C] or None; p_weight_start [K + 1], p_pair_child,
     p_pair_parent and p_pair_slot [pairs]; p_q, p_g [T, N, P, C, E]; p_log_sum, p_mean [T, N, G, B]; p_out
     [splits, K, B, C, D, E] or None, p_grad_priors [splits, K, B, C] or None.
 
-    Program (block of D, child type, parent type block, weight block, split): a split takes every pair_splits-th pair of
-    the weight block and every image_splits-th block of BN images. It writes BD rows of the matrices of its types.
+    Program (block of D, child type, parent type block, weight block, split), fastest first, owns BD rows of the
+    matrices of its types, in its split of p_out. A split takes every pair_splits-th edge of the weight block and every
+    image_splits-th block of BN images.
     """
     DTYPE: tl.constexpr = p_q.dtype.element_ty
     n_rows = tl.cdiv(D, BD)

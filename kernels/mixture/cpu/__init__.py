@@ -1,17 +1,17 @@
 """The CPU backend of mixture routings, compiled by Numba with explicit SIMD vectors.
 
-backend.py      the passes over votes that a routing calls, as kernels that run all at once
+backend.py      the backend object: passes over the votes for any fit; a call plans its kernels and then runs them
 em_routing.py   the passes of EM routing
-kept.py         plans of small calls, which later calls run again
+kept.py         plans of small calls, which later calls reuse
 layout.py       the arrays that kernels read
-votes.py        the micro-kernels: what is computed for one vote
-parents.py      the micro-kernels of parents: what an M-step makes of moments, and its gradients
-components.py   the rows of a routing's own fit
-child_view.py   how the parents of a child share it: assignments and their gradient
+votes.py        micro-kernels for votes
+parents.py      micro-kernels for parents: the M-step from moments, and its gradients
+components.py   conversion of the tensors of any fit to the rows that kernels read
+child_view.py   assignments and their gradient
 parent_view.py  moments, M-steps and their slopes
 gradient.py     the last sweep of the backward pass: gradients of poses, activations and weight
-stored.py       votes, M-steps and E-steps on arrays in memory, forward and backward
-stored_votes.py their micro-kernels
+stored.py       pose votes, M-steps and E-steps on stored votes, forward and backward
+stored_votes.py micro-kernels for stored votes
 """
 
 from tritoncaps.kernels.mixture.cpu import stored

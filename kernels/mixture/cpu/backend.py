@@ -1,6 +1,6 @@
-"""The CPU backend of mixture routings: `kernels.mixture.backend.MixtureBackend` on the views.
+"""The CPU backend of mixture routings: implements `kernels.mixture.backend.MixtureBackend` with the views.
 
-Every call plans its kernels and runs them all at once.
+Every call plans its kernels and then runs all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tritoncaps.kernels.mixture.iteration import Fit, Gradients, History
 
 
 class CPUMixture:
-    """`BACKEND` is the only one."""
+    """The methods of `MixtureBackend`. `BACKEND` is the only object."""
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         N, P, C = source.parents
@@ -86,7 +86,7 @@ class CPUMixture:
         return CPUPasses(pack(source))
 
     def by_iteration(self, saved: Tensor) -> Any:
-        """A row of an array costs less than an item of a tensor."""
+        """As an array: taking a row of an array is faster than taking an item of a tensor."""
         return by_iteration(saved)
 
     def moments(
@@ -135,7 +135,7 @@ class CPUMixture:
         needs_weight: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         call = pack(source)
-        since = len(components) - len(slopes) + 1  # 1 if the first slopes have components of their own
+        since = len(components) - len(slopes) + 1  # 1 if the first slopes have their own components
         packed = _pack_components(call, source, components)
         history = History(
             statistics=packed.tensor,
@@ -174,7 +174,7 @@ def _pack_components(call: Call, source: VoteSource, components: Sequence[Compon
 def _pack_slopes(
     call: Call, source: VoteSource, components: _Packed, slopes: Sequence[Slopes], since: int = 1
 ) -> _Packed:
-    """Slopes of iterations ``since``, ...; iteration t has the components t - 1 before it."""
+    """Slopes of the iterations from ``since`` on; the components before iteration t are components[t - 1]."""
     packed = _Packed(_rows("slopes", source, slopes_shape, since + len(slopes)))
     nothing = np.empty(0, array(packed.tensor[:0]).dtype)
     for t, given in enumerate(slopes, since):
@@ -183,7 +183,7 @@ def _pack_slopes(
 
 
 def _rows(name: str, source: VoteSource, shape: Any, iterations: int | None = None) -> Tensor:
-    """Memory for rows of all parents, and of so many iterations."""
+    """Scratch memory for the rows of all parents, for a number of iterations."""
     of_parents = shape(*source.parents, source.dtype)
     return scratch(name, of_parents if iterations is None else (iterations, *of_parents), source.dtype)
 

@@ -1,13 +1,13 @@
-"""The child view: how the parents of a child share it, for the children of a few types in one image.
+"""The child view: assignments and their gradient, for the children of a few types in one image.
 
     l_ij = log-likelihood        R_ij = exp(l_ij - greatest_i) / sum_i        da_i = sum_j R_ij G_ij
 
-A child competes only within its own type, so all that the softmax of a few types needs are rows of `lanes` numbers for
-each of their edges and block of parent types: rows [blocks, edges, lanes], which stay in the second-level cache until
-the parent view has used them. The weights of a block stay in the first-level cache meanwhile: blocks change slowest.
-Sums over a group are kept by lanes, and joined for `lanes` groups at a time.
+The softmax of a child does not depend on other child types. So the view computes rows [blocks, edges, lanes] for a few
+child types at a time: a vector for each edge and each block of parent types. They stay in the L2 cache until the parent
+view has used them. The weights of a block stay in the L1 cache, because blocks are the outer loop. Sums over a group
+are first vectors, whose lanes are added for `lanes` groups at a time.
 
-`n` is an image, `b` the first type and `types` their number.
+`n` is an image, `b` the first child type and `types` their number.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
 
 @kernel
 def new_sums(e):  # type: ignore[no-untyped-def]
-    """Memory of a task, for groups in whole vectors: sums by lanes [groups, lanes], and joined [groups], twice."""
+    """Memory of a task: sums [groups, lanes], and two arrays [groups]. Groups are padded to whole vectors."""
     groups = -(-e.together * max(e.groups, e.children_count) // e.lanes) * e.lanes
     return np.empty(groups * e.lanes, e.poses.dtype), np.empty(groups, e.poses.dtype), np.empty(groups, e.poses.dtype)
 
 
 @part
 def edges_of(e, p, types):  # type: ignore[no-untyped-def]
-    """The edges of a parent location from so many types: first, and the one after the last."""
+    """The edges of a parent location from `types` child types: the first, and the one after the last."""
     first = e.start[p] * e.together
     return first, first + (e.start[p + 1] - e.start[p]) * types
 
 
 @part
 def uniform_weights(e, n, b, types, r):  # type: ignore[no-untyped-def]
-    """r [blocks, edges, lanes] = share a: all parents have the same share."""
+    """r [blocks, edges, lanes] = share a: weights for uniform assignments."""
     lanes, step, children = e.lanes, e.together * e.edges_count * e.lanes, (n * e.child_types + b) * e.children_count
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
@@ -61,7 +61,8 @@ def uniform_weights(e, n, b, types, r):  # type: ignore[no-untyped-def]
 
 @part
 def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log_sum):  # type: ignore[no-untyped-def]
-    """r [blocks, edges, lanes] = R a, and log_sum [2, N, B, G], from statistics [N, P, blocks, 36, lanes]."""
+    """r [blocks, edges, lanes] = R a, and log_sum [2, N, B, G]: greatest l and 1 / sum exp(l - greatest); from
+    statistics [N, P, blocks, 36, lanes]."""
     lanes, step, groups = e.lanes, e.together * e.edges_count * e.lanes, types * e.groups
     children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups
     sums[:] = np.finfo(e.poses.dtype).min
@@ -97,7 +98,7 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
 
 @part
 def assignments_and_gradient(e, n, b, types, R, G, statistics, slopes, log_sum):  # type: ignore[no-untyped-def]
-    """R and G [blocks, edges, lanes] of an iteration, from the statistics before it and its slopes [N, P, blocks, 67,
+    """R and G [blocks, edges, lanes] of an iteration, from the previous statistics and its slopes [N, P, blocks, 67,
     lanes]."""
     lanes, step = e.lanes, e.together * e.edges_count * e.lanes
     children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups
@@ -137,7 +138,7 @@ def assignment_gradient(e, n, b, types, R, G, sums, joined, da):  # type: ignore
 
 @part
 def weights_of_gradient(e, n, b, types, R, G, da):  # type: ignore[no-untyped-def]
-    """In place: R becomes r = R a, and G becomes dl = r (G - da)."""
+    """In place: r = R a replaces R, and dl = r (G - da) replaces G."""
     lanes, step, child_type = e.lanes, e.together * e.edges_count * e.lanes, n * e.child_types + b
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)

@@ -1,7 +1,7 @@
-"""Components, slopes and moments of parents: between the tensors of operators and the rows that kernels read.
+"""Conversion of components, slopes and moments between the tensors of operators and the rows that kernels read.
 
-Tensors are matrices [N, P, 16, C] and numbers [N, P, C], contiguous: types are fastest, as they are in rows [N, P,
-blocks, rows, lanes] (see `layout`), so that all is copied by vectors. A task owns some parent locations of some images.
+Tensors are contiguous [N, P, 16, C] or [N, P, C]. Types are the fastest axis, as in rows [N, P, blocks, rows, lanes]
+(see `layout`), so the copies use vectors. A task owns some parent locations of some images.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TWICE_LINEAR, TWICE_QUADRATIC, OFFSET = Slope.TWICE_LINEAR, Slope.TWICE_QUADRATI
 SHIFT, MINUS_CENTRE = Slope.SHIFT, Slope.MINUS_CENTRE
 TOTAL, FIRST, SECOND = Moment.TOTAL, Moment.FIRST, Moment.SECOND
 
-# factors that keep the dtype of what they multiply
+# float32 factors do not change the dtype of a product
 ONE, MINUS_ONE, TWO = np.float32(1), np.float32(-1), np.float32(2)
 HALF, MINUS_HALF = np.float32(0.5), np.float32(-0.5)
 
 
 @part
 def _copy(out, at, given, start, count, factor):  # type: ignore[no-untyped-def]
-    """out = factor given, `count` numbers."""
+    """out[at + i] = factor given[start + i] for `count` numbers."""
     for i in range(count):
         out[at + i] = factor * given[start + i]
 
@@ -35,7 +35,7 @@ def _copy(out, at, given, start, count, factor):  # type: ignore[no-untyped-def]
 def pack_components(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, rows, mean, precision, log_weight
 ):
-    """rows [N, P, blocks, 36, lanes] of components; a type that only fills up its block gets no votes."""
+    """rows [N, P, blocks, 36, lanes] = components. Padding types get the lowest log_weight, so their R is zero."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     lowest = np.finfo(e.poses.dtype).min
     task = first_task(counter, tasks)
@@ -57,7 +57,7 @@ def pack_components(  # type: ignore[no-untyped-def]
 
 @kernel
 def pack_centre(counter, tasks, e, first, images, chunks, rows, centre):  # type: ignore[no-untyped-def]
-    """The means of rows [N, P, blocks, 36, lanes]."""
+    """The means in rows [N, P, blocks, 36, lanes] = centre [N, P, 16, C]."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     task = first_task(counter, tasks)
     while task < tasks:
@@ -74,7 +74,7 @@ def pack_centre(counter, tasks, e, first, images, chunks, rows, centre):  # type
 def pack_slopes(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, rows, before, offset, linear, quadratic, centre
 ):
-    """rows [N, P, blocks, 67, lanes] of slopes; `before` are the rows of the components before, of size 0 if none."""
+    """rows [N, P, blocks, 67, lanes] = slopes. before: rows of the previous components; size 0 if there are none."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     task = first_task(counter, tasks)
     while task < tasks:

@@ -1,4 +1,4 @@
-"""The passes of EM routing, as kernels of one plan."""
+"""The passes of EM routing: each adds kernels to the plan of a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tritoncaps.kernels.mixture.iteration import Fit, History
 
 
 class CPUPasses:
-    """`kernels.mixture.iteration.EMPasses`: plans kernels, which `finish` runs."""
+    """Implements `kernels.mixture.iteration.EMPasses`: the methods plan kernels, and `finish` runs them."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -64,12 +64,12 @@ class CPUPasses:
     def beta_gradients(self, history: History, since: int) -> tuple[Tensor, Tensor]:
         rows = history.slopes[since:, ..., Slope.BETA_U : Slope.BETA_A + 1, :].sum(dim=(0, 1, 2))  # [blocks, 2, lanes]
         types = self.call.edges.parent_types
-        # copies: an operator's outputs share no memory
+        # copies: outputs of an operator must not share memory
         return rows[:, 0].flatten()[:types].clone(), rows[:, 1].flatten()[:types].clone()
 
 
 def pack(source: VoteSource) -> Call:
-    """The inputs as kernels read them. A silent child is ignored, even if its pose is inf or nan."""
+    """The inputs as kernels read them. A child with activation zero has no effect, even if its pose is inf or nan."""
     poses, activations, weight = widen(source.poses), widen(source.activations), widen(source.weight)
     if has_non_finite(poses):
         poses = poses.masked_fill(silent_and_not_finite(poses, activations), 0)
@@ -77,7 +77,7 @@ def pack(source: VoteSource) -> Call:
 
 
 def has_non_finite(poses: Tensor) -> bool:
-    """One sum tells that there is none, almost always."""
+    """True if a pose is inf or nan, or in rare cases if the sum overflows: one sum is a quick test."""
     return not math.isfinite(poses.sum().item())
 
 
@@ -88,21 +88,21 @@ def silent_and_not_finite(poses: Tensor, activations: Tensor) -> Tensor:
 def empty_outputs(
     N: int, P: int, C: int, dtype: torch.dtype, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations. They are no views:
-    a view that an operator returns cannot be changed in place."""
+    """Poses [N, P, 16, C] and activations [N, P, C]; in memory, types are slower than locations. They are not
+    views, because users could not change a view from an operator in place."""
     poses = torch.empty_permuted((N, P, POSE, C), (0, 3, 1, 2), dtype=dtype, device=device)
     return poses, torch.empty_permuted((N, P, C), (0, 2, 1), dtype=dtype, device=device)
 
 
 def saved_shapes(source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of statistics [T, ...] and log_sums [T - 1, ...]."""
+    """Shapes of statistics [T, ...] and log_sums [T - 1, ...]."""
     images, types, _ = source.activations.shape
     statistics = iterations, *statistics_shape(*source.parents, source.dtype)
     return statistics, (max(iterations - 1, 0), *log_sums_shape(images, source.groups, types))
 
 
 def empty_history(source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
-    """These, with memory for slopes and da."""
+    """A history with these tensors, and with memory for slopes and da."""
     images, types, _ = source.activations.shape
     slopes = statistics.new_empty(len(statistics), *slopes_shape(*source.parents, source.dtype))
     da = statistics.new_empty(len(log_sums), *da_shape(images, source.groups, types))

@@ -6,10 +6,10 @@
     da_i  = sum_t sum_j R_ij G_ij
     dW    = sum over images and locations of M_i^T dV_ij
 
-The votes of a child type add only to gradients of that child type: a task owns a few child types of some images,
-in dM, da and in its images' part of dW. The child view finds r and dl of all iterations; then, parent by parent, the
-gradients of the votes are made and used at once. The parts, whose number does not depend on threads, are added at the
-end.
+The votes of a child type contribute only to gradients of that child type. A task owns a few child types of some images:
+their dM and da, and a part of dW for these images. The child view computes r and dl of all iterations. Then, parent by
+parent, the sweep computes the gradients of the votes and uses them immediately. At the end another kernel adds the
+parts of dW, whose number does not depend on threads.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tritoncaps.kernels.mixture.cpu.votes import (
 )
 from tritoncaps.kernels.mixture.iteration import History
 
-PARTS_TIMES_TYPES = 128  # parts of the images times child types, about: enough tasks for many threads
-PARTS_BYTES = 4 << 20  # that all parts of dW may take, if they are more than one
+PARTS_TIMES_TYPES = 128  # approximate parts of the images times child types: enough tasks for many threads
+PARTS_BYTES = 4 << 20  # limit for all parts of dW, if there are more than one
 
 STATISTICS, SLOPES, MINUS_CENTRE = Statistic.ROWS, Slope.ROWS, Slope.MINUS_CENTRE
 CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
@@ -50,8 +50,8 @@ LATER, ROWS_OF_LATER = Coefficient.LATER, Coefficient.ROWS_OF_LATER
 def child_and_weight_gradient(
     call: Call, history: History, since: int, needs_children: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None where not needed; they are there when the
-    plan has run."""
+    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4], None if not needed. They are filled
+    when the plan runs."""
     edges, dtype = call.edges, call.dtype
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
     dM, da = torch.empty(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
@@ -82,7 +82,7 @@ def child_and_weight_gradient(
 
 
 def _parts_of_images(edges: Edges) -> int:
-    """In how many parts dW is summed. Depends on sizes only, because it decides the order of the sum over images."""
+    """Number of parts of dW. It depends only on sizes, because it determines the order of the sum over images."""
     affordable = max(1, PARTS_BYTES // max(1, edges.weight.nbytes))
     return min(edges.images, affordable, -(-PARTS_TIMES_TYPES // edges.child_types))
 
@@ -92,15 +92,16 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
     needs_children, needs_weight,
 ):  # fmt: skip
-    """dM [N, B, L, 16], da [N, B, L] and dW [parts, blocks, B, K, 16, lanes], from
+    """dM [N, B, L, 16], da [N, B, L] and dW [parts, blocks, B, K, 16, lanes]; see the formulas above.
 
     statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 67, lanes], log_sums [T - 1, 2, N, B, G],
-    mean_slopes (da of an iteration) [T - 1, N, B, G], and one, the number.
+    mean_slopes (da of each iteration) [T - 1, N, B, G], one [1]: the number 1. A task owns `together` child types of a
+    part of the images.
     """
     B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
     rows = np.empty((T - since) * 2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
     dv = np.empty(e.together * e.degree * vote, e.poses.dtype)
-    dm = np.zeros(e.together * e.degree * vote, e.poses.dtype)  # by lanes; cleared when it is joined
+    dm = np.zeros(e.together * e.degree * vote, e.poses.dtype)  # `join_pose_gradients` sums lanes, sets it to 0
     coefficients = np.empty((LATER + (T - since - 1) * ROWS_OF_LATER) * lanes, e.poses.dtype)
     sums, joined, _ = new_sums(e)
     task = first_task(counter, tasks)
@@ -166,7 +167,7 @@ def _weights_of_votes(  # type: ignore[no-untyped-def]
 
 @part
 def _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes):  # type: ignore[no-untyped-def]
-    """coefficients, see `Coefficient`, of a parent's block."""
+    """The coefficients (see `Coefficient`) of a block of types of a parent."""
     parents, parent = e.images * e.parents_count * e.blocks, (n * e.parents_count + p) * e.blocks + block
     own = (since * parents + parent) * SLOPES * e.lanes
     first_coefficients(coefficients, 0, slopes, own)
@@ -219,7 +220,7 @@ def _vote_gradients(  # type: ignore[no-untyped-def]
 
 @part
 def _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes):  # type: ignore[no-untyped-def]
-    """da [N, B, L] from sums [types, L, lanes] of the first iteration and mean_slopes of the others."""
+    """da [N, B, L] = sums [types, L, lanes] of the first iteration + mean_slopes of the others."""
     children, lanes, child_type = types * e.children_count, e.lanes, n * e.child_types + b
     for c in range(0, children, lanes):
         sum_of_lanes(joined, c, sums, c * lanes)
@@ -240,7 +241,8 @@ def _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes):  
 
 @kernel
 def _add_parts_kernel(counter, tasks, e, parts, out, dW):  # type: ignore[no-untyped-def]
-    """out [K, B, C, 16] from dW [parts, blocks, B, K, 16, lanes]; a task is a child type of a weight block."""
+    """out [K, B, C, 16] = the sum over the parts of dW [parts, blocks, B, K, 16, lanes]. A task owns a child type of a
+    weight block."""
     B, C, lanes, vote = e.child_types, e.parent_types, e.lanes, 16 * e.lanes
     total = np.empty(vote, e.poses.dtype)
     task = first_task(counter, tasks)

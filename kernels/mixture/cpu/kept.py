@@ -1,6 +1,6 @@
-"""Plans of small calls, kept from call to call.
+"""Plans of small calls, which later calls reuse.
 
-To plan a small call takes longer than its kernels. Therefore what depends on sizes and options alone is planned once. A
+Planning a small call takes longer than its kernels. A plan depends only on sizes and options, so it is made once. A
 kept plan has its own memory for all tensors: a call copies its inputs there, runs the kernels, and copies the results.
 """
 
@@ -31,7 +31,8 @@ MOST = 32  # plans that a thread keeps
 
 
 def kept_forward(source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...] | None:
-    """Poses, activations and, to ``save``, statistics and log_sums of EM routing; None if the call is not small."""
+    """Poses, activations, statistics and log_sums (the last two with T = 0 unless ``save``); None if the call is not
+    small."""
     plan = _plan(Forward, source, fits)
     return plan and plan(source, fits, save)
 
@@ -46,7 +47,7 @@ def kept_backward(
 
 
 class Kept:
-    """A plan with inputs of its own."""
+    """A plan with its own memory for inputs."""
 
     def __init__(self, source: VoteSource, fits: Sequence[Fit]) -> None:
         self.inputs = tuple(torch.empty(x.shape, dtype=source.dtype) for x in source[:3])
@@ -88,7 +89,7 @@ class Backward(Kept):
         self.history = empty_history(self.source, *_empty_saved(self.source, len(fits)))
         self.grads = empty_outputs(*source.parents, source.dtype)
         for x in (*self.history, *self.grads):
-            x.zero_()  # the first run only plans
+            x.zero_()  # this run only makes the plan
         self.since = iteration.first_iteration(len(fits), gradient)
         self.found = iteration.backward(self.passes, self.fits, self.history, gradient, *self.grads, *needs)[:3]
 
@@ -106,7 +107,7 @@ def _empty_saved(source: VoteSource, iterations: int) -> tuple[Tensor, ...]:
 
 
 class _Plans(threading.local):
-    """The plans of a thread, the least recently used first."""
+    """The plans of a thread, in the order of their last use."""
 
     def __init__(self) -> None:
         self.of_calls: dict[Any, Any] = {}
@@ -116,9 +117,9 @@ _plans = _Plans()
 
 
 def _plan(kind: type[Kept], source: VoteSource, fits: Sequence[Fit], *options: Any) -> Any:
-    """The kept plan of such calls, or None if they are not small."""
+    """The plan for calls with these sizes and options, or None if they are not small."""
     plans, numbers = _plans.of_calls, tuple(fit[2:] for fit in fits)
-    # a kept plan holds its tables, so that no other tables have their id
+    # a plan keeps its tables alive, so no other tables can have the same id
     sizes = id(source.tables.children), source.poses.shape, source.weight.shape, source.poses.dtype, source.competition
     key = (kind, sizes, numbers, options)
     plan = plans.pop(key, None)

@@ -1,10 +1,10 @@
-"""The arrays that the kernels read: how a call's tensors are packed.
+"""The layout of the arrays that the kernels read, and the packing of the tensors of a call.
 
-Vectors run along parent types. The C parent types make `blocks` vectors of `lanes`; the last is filled up with
-padding types: their weights are zero, and exp of their log-likelihood is zero.
+The lanes of a vector are parent types. The C parent types are `blocks` vectors of `lanes`. The last vector is padded
+with types whose weights are zero, and for which exp of the log-likelihood is zero.
 
-A parent's numbers for one block are consecutive rows of `lanes`, so that a kernel reaches all of them from one
-address. `Statistic`, `Slope` and `Moment` say which row is what.
+The numbers of a parent for one block are consecutive rows of `lanes`, so that a kernel can address all of them from one
+pointer. `Statistic`, `Slope` and `Moment` list the rows.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from tritoncaps.kernels.common.numerics import least_support, wide_dtype
 from tritoncaps.kernels.common.tables import Tables, offset_of
 from tritoncaps.kernels.mixture.iteration import Fit, History
 
-WEIGHTS_TOGETHER = 36  # weight blocks of child types that are routed together: so many fit into the first-level cache
-EDGES_TOGETHER = 128  # of a parent, for the same reason
-TYPES_TOGETHER = 8  # at most
-ALONE = 512  # vectors of votes; for fewer, one thread is done before it could wake another one
+WEIGHTS_TOGETHER = 36  # largest number of weight blocks of child types routed together: these fit the L1 cache
+EDGES_TOGETHER = 128  # limit for the edges of a parent, for the same reason
+TYPES_TOGETHER = 8  # limit for the child types
+ALONE = 512  # vectors of votes; for fewer, one thread finishes before it could wake another one
 SMALL = 8192  # vectors of votes; for fewer, the plan of a call is kept
 
 
 class Statistic:
-    """Rows of a parent's component, l = constant - sum_h precision_h (V_h - mean_h)^2, and what else an M-step
-    keeps."""
+    """Rows of a parent's component, l = constant - sum_h precision_h (V_h - mean_h)^2, and other results of an
+    M-step."""
 
     MINUS_MEAN = 0
-    PRECISION = 16  # half of the component's: 1 / (2 variance)
-    VARIANCE = 16  # in the place of the precision, where moments are what is asked for
+    PRECISION = 16  # half of the component's precision: 1 / (2 variance)
+    VARIANCE = 16  # instead of the precision, if the rows hold moments
     CONSTANT = 32  # the component's log_weight: log a - 1/2 sum_h log(2 pi variance_h)
     LOGIT = 33
     SUPPORT = 34
@@ -51,12 +51,12 @@ class Statistic:
 
 
 class Slope:
-    """Rows of an iteration's slopes, G = offset + sum_h (linear_h + quadratic_h e_h) e_h with e = V - centre; and what
-    an M-step gives to the betas."""
+    """Rows of an iteration's slopes, G = offset + sum_h (linear_h + quadratic_h e_h) e_h with e = V - centre; and the
+    gradients of the betas."""
 
-    TWICE_LINEAR = 0  # twice, because G needs sums of (2 linear + 2 quadratic e) e
+    TWICE_LINEAR = 0  # twice, because the kernels sum (2 linear + 2 quadratic e) e
     TWICE_QUADRATIC = 16
-    SHIFT = 32  # mean of the components before - centre: e = d + shift
+    SHIFT = 32  # mean of the previous components - centre: e = d + shift
     MINUS_CENTRE = 48
     OFFSET = 64
     BETA_U = 65
@@ -65,7 +65,7 @@ class Slope:
 
 
 class Moment:
-    """Rows of a parent's moments; or of the gradients of its logit, mean and variance."""
+    """Rows of the moments of a parent: sums of w, w d, w d^2; or of the gradients of its logit, mean and variance."""
 
     TOTAL = 0
     FIRST = 1
@@ -74,25 +74,25 @@ class Moment:
 
 
 class Coefficient:
-    """Rows of what the gradient of a parent's votes is made of: first linear and 2 quadratic of each entry, in the
-    first iteration that gradients reach."""
+    """Rows of the coefficients of the vote gradients of a parent: first `linear` and `2 quadratic` of each entry, for
+    the first iteration that gradients reach."""
 
     OFFSET = 32
-    LATER = 33  # of each later iteration, four rows for each entry
+    LATER = 33  # start of the later iterations: for each of them, four rows for each entry
     ROWS_OF_LATER = 64
 
 
 class Beta:
-    """Rows of the parameters of a block's types."""
+    """Rows of the parameters of a block of types."""
 
     U = 0
     A = 1
-    EXISTS = 2  # 0 for the types that fill up the last block
+    EXISTS = 2  # 0 for padding types, else 1
     ROWS = 3
 
 
 class Number:
-    """The numbers of a `Fit`, in an array of the call's dtype."""
+    """The positions of the numbers of a `Fit` in an array."""
 
     INVERSE_TEMPERATURE = 0
     VARIANCE_FLOOR = 1
@@ -103,22 +103,22 @@ class Number:
 
 
 class Edge:
-    """The numbers of an edge in `Edges.edges`, for the j-th of several child types that are routed together."""
+    """The four numbers of an edge in `Edges.edges`, for the j-th of the child types that are routed together."""
 
     CHILD = 0  # j L + location
-    WEIGHT = 1  # j K + block of the weight
+    WEIGHT = 1  # j K + weight block
     SLOT = 2
     GROUP = 3  # j G + group of competing parents
     NUMBERS = 4
 
 
 class Edges(NamedTuple):
-    """The inputs of a call: flat arrays and their sizes, in the form that Numba takes."""
+    """The inputs of a call: flat arrays and their sizes, in the form that Numba accepts."""
 
     poses: NDArray  # [N, B, L, 16]
     activations: NDArray  # [N, B, L]
-    weight: NDArray  # [blocks, B, K, 16, lanes]: what is used together is consecutive, or caches would not hold it
-    edges: NDArray  # int64 [E together, 4], see `Edge`, in the order of parent locations, then of child types
+    weight: NDArray  # [blocks, B, K, 16, lanes]: consecutive in the order of use, for the caches
+    edges: NDArray  # int64 [E together, 4]: see `Edge`; in the order of parent locations, then of child types
     start: (
         NDArray  # int64 [P + 1]: parent location p has the edges start[p], ..., start[p + 1] - 1 from each child type
     )
@@ -128,9 +128,9 @@ class Edges(NamedTuple):
     children_count: int  # L
     parents_count: int  # P
     edges_count: int  # E
-    degree: int  # the most edges that a parent has
-    groups: int  # G: child locations; if competition is local, P S
-    together: int  # child types that are routed together, at most
+    degree: int  # largest number of edges of a parent location
+    groups: int  # G: child locations; P S if the competition is local
+    together: int  # largest number of child types that are routed together
     child_types: int  # B
     parent_types: int  # C
     weights: int  # K
@@ -143,18 +143,18 @@ BETA_U, BETA_A, EXISTS, BETAS = Beta.U, Beta.A, Beta.EXISTS, Beta.ROWS  # for ke
 
 @dataclass
 class Call:
-    """A call of an operator: what its kernels read, and the kernels, which run all together at the end."""
+    """A call of an operator: the inputs of its kernels, and the plan of the kernels, which run at the end."""
 
     edges: Edges
     dtype: torch.dtype
     plan: Plan
-    betas: Any = None  # [blocks, Beta.ROWS, lanes], made at their first use
-    waves: Any = None  # of images, see `parent_view`, likewise
-    history: Any = None  # its arrays, [T or T - 1, ...] each, likewise
+    betas: Any = None  # [blocks, Beta.ROWS, lanes]; computed at first use, as the next two fields
+    waves: Any = None  # of images; see `parent_view`
+    history: Any = None  # its tensors as arrays [T or T - 1, ...]
 
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
-    """Pack poses [N, B, L, 16], activations [N, B, L] and weight [K, B, C, 4, 4], of any strides."""
+    """Pack poses [N, B, L, 16], activations [N, B, L] and weight [K, B, C, 4, 4], with any strides."""
     sizes = _sizes(tables, competition, poses.shape[1:3], weight.shape[:3], poses.dtype)
     edges = sizes._replace(
         poses=array(contiguous("poses", poses)),
@@ -170,13 +170,13 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
 
 
 def is_small(tables: Tables, competition: str, poses: Tensor, weight: Tensor) -> bool:
-    """Is the plan of such a call worth its memory?"""
+    """True if a call has so few votes that its plan is kept."""
     sizes = _sizes(tables, competition, poses.shape[1:3], weight.shape[:3], wide_dtype(poses.dtype))
     return _votes(sizes, poses.shape[0]) <= SMALL
 
 
 def _votes(edges: Edges, images: int) -> int:
-    """In vectors."""
+    """The number of votes, in vectors."""
     return images * edges.child_types * edges.edges_count * edges.blocks
 
 
@@ -192,7 +192,7 @@ def statistics_shape(images: int, parents: int, types: int, dtype: torch.dtype) 
 
 
 def log_sums_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
-    """A sum of exponentials is kept as the greatest exponent and the inverse of the sum relative to that."""
+    """Instead of log_sum, kernels keep two numbers: the greatest exponent m, and 1 / sum exp(l - m)."""
     return 2, images, types, groups
 
 
@@ -211,7 +211,7 @@ def by_iteration(x: Tensor) -> NDArray:
 
 
 def arrays(call: Call, history: History) -> History:
-    """The tensors of a history as arrays, by iterations."""
+    """The tensors of a history as arrays with one row for each iteration."""
     if call.history is None:
         of_iterations: Any = map(by_iteration, history)
         call.history = History(*of_iterations)
@@ -238,7 +238,7 @@ _least_support = cache(least_support)
 
 @kernel
 def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-def]
-    """e.weight [blocks, B, K, 16, lanes] from weight [K, B, C, 16]; a task is a child type of a weight block."""
+    """e.weight [blocks, B, K, 16, lanes] from weight [K, B, C, 16]. A task owns a child type of a weight block."""
     B, C, lanes = e.child_types, e.parent_types, e.lanes
     task = first_task(counter, tasks)
     while task < tasks:
@@ -255,7 +255,7 @@ def _pack_weight_kernel(counter, tasks, e, weight):  # type: ignore[no-untyped-d
 
 @kernel
 def _pack_betas_kernel(counter, tasks, e, betas, beta_u, beta_a):  # type: ignore[no-untyped-def]
-    """betas [blocks, Beta.ROWS, lanes] from beta_u and beta_a [C]; a task is a block."""
+    """betas [blocks, Beta.ROWS, lanes] from beta_u and beta_a [C]. A task owns a block."""
     task = first_task(counter, tasks)
     while task < tasks:
         row = task * BETAS * e.lanes
@@ -271,7 +271,7 @@ _maps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _sizes(tables: Tables, competition: str, *sizes: Any) -> Edges:
-    """The inputs of a call, but for tensors and the number of images: made once for each map and layer."""
+    """The inputs of a call, without tensors and the number of images: computed once for each map and layer."""
     known, key = _maps.get(tables.children), (competition, *sizes)
     if known is None:
         known = _maps[tables.children] = {}

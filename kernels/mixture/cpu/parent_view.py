@@ -1,10 +1,10 @@
-"""The parent view: moments of the deviations of a parent's votes, and what an M-step makes of them.
+"""The parent view: moments of the votes for each parent, and the M-step, which uses them.
 
     total = sum_i w_ij      first = sum_i w_ij d_ij      second = sum_i w_ij d_ij^2      d_ij = V_ij - centre_j
 
-with weights r_ij = R_ij a_i in the forward pass and dl_ij in the backward pass. A task owns the children of some types
-of an image: the child view finds their weights, type after type, and the parent view adds their votes to the task's own
-moments of all parents. The moments of the tasks are added in a fixed order, which does not depend on the number of
+with weights w_ij = r_ij = R_ij a_i in the forward pass and dl_ij in the backward pass. A task owns the children of some
+types of an image: the child view computes their weights, and the parent view adds their votes to the task's own moments
+of all parents. Another kernel adds the moments of the tasks in a fixed order, which does not depend on the number of
 images or threads.
 """
 
@@ -50,12 +50,12 @@ from tritoncaps.kernels.mixture.cpu.parents import (
 from tritoncaps.kernels.mixture.cpu.votes import add_moments, check_centre, clear_moments, sum_moments
 from tritoncaps.kernels.mixture.iteration import Fit, History
 
-CHUNKS = 32  # of parents, at most
-PARENTS = 64  # blocks of parent types that are worth a task
-RANGES = 4  # of child types, at most; each is a task for every image
-MOMENTS_BYTES = 32 << 20  # that the moments of all ranges of the images at hand may take, if that is more than one
-EDGES_AT_A_TIME = 64  # partial sums of so many votes, so that rounding errors do not grow with all of them
-ENOUGH = 8  # votes that make a rough mean
+CHUNKS = 32  # largest number of tasks over parents
+PARENTS = 64  # blocks of parents that are enough for a task
+RANGES = 4  # largest number of ranges of child types; a task has one range of one image
+MOMENTS_BYTES = 32 << 20  # limit for the moments of all ranges of the images of a wave, if it has more than one image
+EDGES_AT_A_TIME = 64  # votes of a partial sum: partial sums reduce rounding errors
+ENOUGH = 8  # votes for an estimate of the mean
 
 STATISTICS, SLOPES, MOMENTS, BETAS = Statistic.ROWS, Slope.ROWS, Moment.ROWS, Beta.ROWS
 TOTAL, FIRST = Moment.TOTAL, Moment.FIRST
@@ -67,8 +67,8 @@ UNIFORM, ASSIGNMENT, GRADIENT = 0, 1, 2
 
 
 def add_m_step(call: Call, fit: Fit, before: Any, log_sum: Any, out: Any) -> None:
-    """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G] from the statistics before; with None before, of
-    votes that are shared equally."""
+    """Statistics [N, P, blocks, 36, lanes] and log_sum [2, N, B, G], from the previous statistics ``before``; None:
+    uniform assignments."""
     of_fit = betas(call, fit), numbers(call, fit)
     if before is None:
         add_to_parents(call, _centres_kernel, out)
@@ -80,8 +80,8 @@ def add_m_step(call: Call, fit: Fit, before: Any, log_sum: Any, out: Any) -> Non
 def _statistics(
     call: Call, weights: int, before: Any, centre: Any, out: Any, log_sum: Any, of_types: Any, of_fit: Any
 ) -> None:
-    """Fill ``out`` from moments about ``centre``. Where a mean turns out to be far from there, moments are taken again,
-    about that mean. Without betas ``of_types``, the moments themselves are what is asked for."""
+    """Fill ``out`` from moments about ``centre``. For parents whose mean is far from the centre, compute the moments
+    again about that mean. ``of_types``: betas; if their size is 0, ``out`` gets the moments."""
     edges, nothing = call.edges, out[:0]
     for first, images, ranges, moments in _waves(call):
         again, chunks = np.empty(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
@@ -95,7 +95,7 @@ def _statistics(
 def add_moments_of(call: Call, before: Any, out: Any, log_sum: Any, least: Any) -> None:
     """Support, mean and variance in the rows of ``out`` [N, P, blocks, 36, lanes], and log_sum [2, N, B, G].
 
-    ``before``: components, then ``out`` holds a guess at the means; or None, then all parents have the same share."""
+    ``before``: previous components, then ``out`` holds estimates of the means; or None: uniform assignments."""
     if before is None:
         add_to_parents(call, _centres_kernel, out)
         _statistics(call, UNIFORM, out, out, out, log_sum, out[:0], least)
@@ -128,7 +128,8 @@ def add_slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
 
 
 def add_outputs(call: Call, poses: Tensor, activations: Tensor, statistics: Any) -> None:
-    """Poses [N, P, 16, C] and activations [N, P, C] of the last statistics; types are slower than locations."""
+    """Poses [N, P, 16, C] and activations [N, P, C] from the last statistics; in memory, types are slower than
+    locations."""
     given = array(poses.permute(0, 3, 1, 2)), array(activations.transpose(1, 2))
     add_to_parents(call, _outputs_kernel, *given, statistics)
 
@@ -144,8 +145,8 @@ def add_output_slopes(call: Call, fit: Fit, history: History, grad_poses: Tensor
 
 
 def _waves(call: Call) -> list[tuple[int, int, int, Any]]:
-    """The first of some images, their number, ranges of child types, and memory for the moments of both. Ranges depend
-    on the layer only, as they decide the order of sums."""
+    """Waves of images: the first image, the number of images, the ranges of child types, and memory for the moments.
+    Ranges depend only on the layer, because they determine the order of sums."""
     if call.waves is None:
         edges = call.edges
         numbers = edges.parents_count * edges.blocks * MOMENTS * edges.lanes
@@ -161,12 +162,12 @@ def _waves(call: Call) -> list[tuple[int, int, int, Any]]:
 
 
 def _chunks(edges: Edges, images: int) -> int:
-    """Tasks of a kernel that goes from parent to parent."""
+    """Number of tasks of a kernel over parents."""
     return min(CHUNKS, -(-images * edges.parents_count * edges.blocks // PARENTS))
 
 
 def add_to_parents(call: Call, function: Any, *arguments: Any) -> None:
-    """A kernel that goes from parent to parent, in all images."""
+    """Add a kernel over the parents of all images to the plan."""
     images = call.edges.images
     chunks = _chunks(call.edges, images)
     call.plan.add(function, chunks, call.edges, 0, images, chunks, *arguments)
@@ -176,8 +177,11 @@ def add_to_parents(call: Call, function: Any, *arguments: Any) -> None:
 def _moments_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, ranges, weights, moments, centre, again, statistics, slopes, log_sum, da
 ):
-    """moments [images, ranges, blocks, P, 33, lanes] about centre [N, P, blocks, 36, lanes], where `again` (of [images,
-    P, blocks], or of size 0 for all), from statistics and slopes; log_sum [2, N, B, G] and da [N, B, G] are filled.
+    """moments [images, ranges, blocks, P, 33, lanes] = sums of w, w d, w d^2 about centre [N, P, blocks, 36, lanes].
+
+    Only for parents with `again` [images, P, blocks]; size 0: for all. Weights from statistics [N, P, blocks, 36,
+    lanes] and slopes [N, P, blocks, 67, lanes]; fills log_sum [2, N, B, G] or da [N, B, G]. A task owns a range of
+    child types of an image.
     """
     rows = np.empty(e.together * e.edges_count * e.blocks * e.lanes, e.poses.dtype)
     G = np.empty(len(rows) if weights == GRADIENT else 0, e.poses.dtype)
@@ -210,7 +214,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
 @part
 def _add_children(e, n, b, types, fresh, r, moments, centre, wanted):  # type: ignore[no-untyped-def]
     """Add the votes of children of a few types, with weights r [blocks, edges, lanes], to moments [blocks, P, 33,
-    lanes], which are zero if they are fresh."""
+    lanes]. If `fresh`, set the moments to zero first."""
     lanes, blocks = e.lanes, e.blocks
     poses = (n * e.child_types + b) * e.children_count * 16
     for block in range(blocks):
@@ -232,8 +236,9 @@ def _add_children(e, n, b, types, fresh, r, moments, centre, wanted):  # type: i
 
 @kernel
 def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # type: ignore[no-untyped-def]
-    """A rough mean of the votes of each parent, so near that the variance does not cancel, where the mean will stand:
-    that of a few votes from the first child location that has support. statistics [N, P, blocks, 36, lanes].
+    """An estimate of the mean of the votes for each parent, in the rows of the mean of statistics [N, P, blocks, 36,
+    lanes]: the mean of a few votes from the first child location with positive activations. It is near enough that the
+    variance does not lose precision. A task owns some parent locations.
     """
     lanes, blocks, rows = e.lanes, e.blocks, STATISTICS * e.lanes
     moments, weight = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(lanes, e.poses.dtype)
@@ -242,7 +247,7 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
         for parent in range(images * e.parents_count * task // chunks, images * e.parents_count * (task + 1) // chunks):
             n, p = parent // e.parents_count, parent % e.parents_count
             statistics[parent * blocks * rows : (parent + 1) * blocks * rows] = 0
-            edge = _first_supported_edge(e, n, p)  # of a child type that is routed alone
+            edge = _first_supported_edge(e, n, p)  # index for one child type
             for block in range(blocks if edge >= 0 else 0):
                 row, found = (parent * blocks + block) * rows, 0
                 clear_moments(moments, 0)
@@ -263,7 +268,7 @@ def _centres_kernel(counter, tasks, e, first, images, chunks, statistics):  # ty
 
 @part
 def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
-    """The first edge of a parent location whose child location is not silent, or -1."""
+    """The first edge of a parent location whose child location has a positive activation, or -1."""
     first, last = edges_of(e, p, 1)
     for edge in range(first, last):
         for b in range(e.child_types):
@@ -276,9 +281,9 @@ def _first_supported_edge(e, n, p):  # type: ignore[no-untyped-def]
 def _fit_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, ranges, statistics, moments, centre, all_, again, betas, numbers
 ):
-    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes], of `all_` parents or
-    where `again`, which becomes true where the mean is far from the centre. Without betas, statistics are support, mean
-    and variance.
+    """statistics [N, P, blocks, 36, lanes] from moments [images, ranges, blocks, P, 33, lanes] about centre, for `all_`
+    parents or those with `again` [images, P, blocks], which becomes true where the mean is far from the centre. If
+    betas have size 0, statistics are support, mean and variance. A task owns some blocks of parents.
     """
     lanes = e.lanes
     total, excess = np.empty(MOMENTS * lanes, e.poses.dtype), np.empty(1, e.poses.dtype)
@@ -300,7 +305,8 @@ def _fit_kernel(  # type: ignore[no-untyped-def]
 
 @kernel
 def _total_kernel(counter, tasks, e, first, images, chunks, ranges, out, moments):  # type: ignore[no-untyped-def]
-    """out [N, P, blocks, 33, lanes], moments [images, ranges, blocks, P, 33, lanes] added up over the ranges."""
+    """out [N, P, blocks, 33, lanes] = the sum over the ranges of moments [images, ranges, blocks, P, 33, lanes]. A task
+    owns some blocks of parents."""
     lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
     parents = e.parents_count * e.blocks
     task = first_task(counter, tasks)
@@ -317,8 +323,8 @@ def _total_kernel(counter, tasks, e, first, images, chunks, ranges, out, moments
 def _slopes_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, ranges, out, moments, statistics, before, betas, numbers
 ):
-    """out [N, P, blocks, 67, lanes], the slopes of the M-step that left `statistics`, from the moments of dl of the
-    next iteration; `before` are the statistics still earlier.
+    """out [N, P, blocks, 67, lanes] = the slopes of the M-step that computed `statistics`, from the moments of dl of
+    the next iteration. `before`: the statistics of the previous iteration. A task owns some blocks of parents.
     """
     lanes, total = e.lanes, np.empty(MOMENTS * e.lanes, e.poses.dtype)
     parents = e.parents_count * e.blocks
@@ -335,7 +341,8 @@ def _slopes_kernel(  # type: ignore[no-untyped-def]
 
 @part
 def _join_moments(e, ranges, index, moments, total):  # type: ignore[no-untyped-def]
-    """total [33, lanes] of a parent's block, index of [images, P, blocks]: the sum over the ranges of child types."""
+    """total [33, lanes] = the sum over the ranges of child types, for the block of a parent with this index in [images,
+    P, blocks]."""
     parents = e.parents_count * e.blocks
     image, p, block = index // parents, index % parents // e.blocks, index % e.blocks
     clear_moments(total, 0)
@@ -348,7 +355,8 @@ def _join_moments(e, ranges, index, moments, total):  # type: ignore[no-untyped-
 def _output_slopes_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, slopes, grad_poses, grad_activations, statistics, before, betas, numbers
 ):
-    """slopes [N, P, blocks, 67, lanes] from grad_poses [N, C, P, 16] and grad_activations [N, C, P]."""
+    """slopes [N, P, blocks, 67, lanes] from grad_poses [N, C, P, 16] and grad_activations [N, C, P]. A task owns some
+    parent locations."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     gradients = np.zeros(MOMENTS * lanes, e.poses.dtype)
     task = first_task(counter, tasks)
@@ -375,7 +383,8 @@ def _output_slopes_kernel(  # type: ignore[no-untyped-def]
 def _outputs_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, first, images, chunks, poses, activations, statistics
 ):
-    """poses [N, C, P, 16] and activations [N, C, P] from statistics [N, P, blocks, 36, lanes]."""
+    """poses [N, C, P, 16] and activations [N, C, P] from statistics [N, P, blocks, 36, lanes]. A task owns some parent
+    locations."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     a = np.empty(lanes, e.poses.dtype)
     task = first_task(counter, tasks)

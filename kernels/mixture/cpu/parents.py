@@ -1,6 +1,7 @@
-"""What is per parent and not per vote: an M-step's last lines and their gradients, for a block of parent types.
+"""Micro-kernels for parents: the M-step from the moments of the votes, and its gradients, for a block of parent types.
 
-Micro-kernels on a parent's rows (`layout.Statistic`, `layout.Slope`, `layout.Moment`); docs/backward.md derives them.
+They read and write the rows of a parent (`layout.Statistic`, `layout.Slope`, `layout.Moment`). docs/backward.md derives
+the formulas.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ENTRIES = 16
 
 
 def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbers: Rows) -> None:
-    """Mean, variance and logit of the moments of d = V - centre, and the likelihood that follows from them."""
+    """Mean, variance, logit and the component of the likelihood, from the moments of d = V - centre."""
     support, floor = moments[Moment.TOTAL], numbers.broadcast(Number.VARIANCE_FLOOR)
     exists = betas[Beta.EXISTS] > 0.0
     alone, scale = _inverse_support(support, numbers)
@@ -24,7 +25,7 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
         variance = maximum(fma(moments[Moment.SECOND + h], scale, -(shift * shift)), floor)
-        # a parent without support has mean zero, not the mean that it had before; but nan stays
+        # a parent without support has mean zero, not its centre; nan stays nan
         mean = where(alone, shift * 0.0, minus_centre[h] - shift)
         statistics[Statistic.MINUS_MEAN + h] = where(exists, mean, 0.0)
         statistics[Statistic.PRECISION + h] = where(exists, variance.like(0.5) / variance, 1.0)
@@ -33,7 +34,7 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
     cost = _cost_of_datum(log_variance, betas) * support / numbers.broadcast(Number.MEAN_DATA)
     logit = (betas[Beta.A] - cost) * numbers.broadcast(Number.INVERSE_TEMPERATURE)
     constant = _log_sigmoid(logit) - (log_variance + ENTRIES * math.log(2 * math.pi)) * 0.5
-    # finite, so that a difference of two is no nan, and so low that exp gives zero
+    # finite, so that a difference of two is not nan, and so low that exp is zero
     statistics[Statistic.CONSTANT] = where(exists, constant, constant.form.lowest)
     statistics[Statistic.LOGIT] = logit
     statistics[Statistic.SUPPORT] = support
@@ -41,20 +42,20 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
 
 
 def _collect(statistics: Rows, moments: Rows, minus_centre: Rows, numbers: Rows) -> None:
-    """Support, mean and variance of the moments of d = V - centre; the rows of the precision hold the variance."""
+    """Support, mean and variance from the moments of d = V - centre; the variance is in the rows of the precision."""
     alone, scale = _inverse_support(moments[Moment.TOTAL], numbers)
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
         variance = fma(moments[Moment.SECOND + h], scale, -(shift * shift))
         zero = shift * 0.0  # or nan
-        variance = where(zero > variance, zero, variance)  # rounding alone makes it negative; nan stays
+        variance = where(zero > variance, zero, variance)  # rounding errors may make it negative; nan stays nan
         statistics[Statistic.MINUS_MEAN + h] = where(alone, zero, minus_centre[h] - shift)
         statistics[Statistic.VARIANCE + h] = where(alone, zero, variance)
     statistics[Statistic.SUPPORT] = moments[Moment.TOTAL]
 
 
 def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows, betas: Rows, numbers: Rows) -> None:
-    """The slopes of an M-step from the gradients of the logit, mean and variance that it found."""
+    """The slopes of an M-step from the gradients of its logit, mean and variance."""
     scale = _inverse_support(statistics[Statistic.SUPPORT], numbers)[1]
     inverse_temperature = numbers.broadcast(Number.INVERSE_TEMPERATURE)
     grad_beta_a = gradients[Moment.TOTAL] * inverse_temperature
@@ -78,7 +79,7 @@ def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows,
 
 
 def _likelihood_backward(moments: Rows, statistics: Rows) -> None:
-    """In place: from the moments of dl to the gradients of logit, mean and variance."""
+    """In place: the gradients of logit, mean and variance replace the moments of dl."""
     total = moments[Moment.TOTAL]
     for h in range(ENTRIES):
         precision = statistics[Statistic.PRECISION + h]
@@ -94,7 +95,7 @@ def _activation(activation: Rows, statistics: Rows) -> None:
 
 
 def _activation_backward(gradients: Rows, statistics: Rows) -> None:
-    """In place: from the gradient of the activation to that of the logit."""
+    """In place: the gradient of the logit replaces the gradient of the activation."""
     logit = statistics[Statistic.LOGIT]
     gradients[Moment.TOTAL] = gradients[Moment.TOTAL] * _sigmoid(logit) * _sigmoid(-logit)
 
@@ -105,7 +106,7 @@ def _cost_of_datum(log_variance: Vector, betas: Rows) -> Vector:
 
 
 def _inverse_support(support: Vector, numbers: Rows) -> tuple[ir.Value, Vector]:
-    """Does a parent explain nothing (false for nan)? And 1 / S, or 1 where it does not."""
+    """Whether a parent has no support S (false for nan), and 1 / S, or 1 for a parent without support."""
     alone = support.not_above(numbers.broadcast(Number.LEAST_SUPPORT))
     return alone, support.like(1.0) / where(alone, support.like(1.0), support)
 

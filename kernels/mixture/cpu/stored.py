@@ -1,10 +1,11 @@
-"""Votes, M-step and E-step on arrays in memory, forward and backward.
+"""Pose votes, M-step and E-step on stored votes, forward and backward.
 
-Votes are [N, P, S, B, C, H] and assignments [N, P, S, B, C], for any pose size H; parents' arrays are [N, P, C, H] and
-[N, P, C], children's [N, B, L]. What missing slots hold is never read, and is written as zero.
+Votes are [N, P, S, B, C, H] and assignments [N, P, S, B, C], for any pose size H; arrays of parents are [N, P, C, H]
+and [N, P, C], of children [N, B, L]. The kernels do not read the entries of missing slots, and write zeros there.
 
-Memory is the limit, so votes are read once, and gradients of votes written once. An M-step reads them twice, but the
-second time from a cache. A task owns a parent location of an image, with all its edges, or some child locations.
+Memory bandwidth is the limit, so the kernels read votes once and write gradients of votes once. The M-step reads votes
+twice, but the second time from a cache. A task owns a parent location of an image with all its edges, or some child
+locations.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from tritoncaps.kernels.mixture.cpu.stored_votes import (
     softmax,
 )
 
-GROUPS = 8  # of a task
-TYPES = 4  # of children, of a task that makes gradients of poses and weight
-CHUNKS = 8  # of images, at most, each with a gradient of the weight of its own
-FLOOR, LEAST_SUPPORT = 0, 1  # of variances; a parent that explains no more data explains nothing
+GROUPS = 8  # groups of competing parents in a task
+TYPES = 4  # child types of a task for the gradients of poses and weight
+CHUNKS = 8  # largest number of parts of the images, each with its own gradient of the weight
+FLOOR, LEAST_SUPPORT = 0, 1  # indices of the limits: smallest variance; a parent with this support or less has none
 SUPPORT, MEAN, VARIANCE = 0, 1, 2  # the moments of an M-step
 LOG_TWO_PI = math.log(2 * math.pi)
 
 
 class Edges(NamedTuple):
-    """Votes and their edges: flat arrays and their sizes, in the form that Numba takes."""
+    """Votes and their edges: flat arrays and their sizes, in the form that Numba accepts."""
 
     votes: NDArray  # [N, P, S, B, C, H]
     children: NDArray  # int32 [P, S]: child location, or -1
@@ -61,17 +62,17 @@ class Edges(NamedTuple):
     children_count: int  # L
     parent_types: int  # C
     entries: int  # H
-    groups: int  # G: child locations; if competition is local, edges
-    degree: int  # the most edges that a group has
+    groups: int  # G: child locations; edges if the competition is local
+    degree: int  # largest number of edges of a group
 
 
 def empty_votes(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Votes of this shape, in the dtype of ``like``."""
+    """An empty tensor for votes of this shape, in the dtype of ``like``."""
     return like.new_empty(shape)
 
 
 def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
-    """V_ij = M_i W_ij: poses [N, B, L, 16], weight [K, B, C, 4, 4] -> votes [N, P, S, B, C, 16]."""
+    """Votes V_ij = M_i W_ij [N, P, S, B, C, 16] from poses [N, B, L, 16] and weight [K, B, C, 4, 4]."""
     poses, weight = widen(poses), widen(weight)
     votes = empty((len(poses), *tables.children.shape, *weight.shape[1:3], poses.shape[3]), poses.dtype)
     e = _edges(votes, tables, "global")
@@ -91,7 +92,8 @@ def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, table
 
 
 def statistics_shape(images: int, parents: int, types: int, entries: int) -> tuple[int, ...]:
-    """The shape of what an M-step keeps: means and variances (above no floor) [C, H], supports and costs [C]."""
+    """The shape of the results that an M-step keeps: means and variances (without the floor) [C, H], supports and
+    costs [C]."""
     return images, parents, (2 * entries + 2) * types
 
 
@@ -106,7 +108,7 @@ def m_step_forward(
     variance_floor: float,
     mean_data: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fit every parent's Gaussian to its votes: mean, variance, logit and statistics."""
+    """Fit a Gaussian to the votes for every parent: mean, variance, logit and statistics."""
     votes, assignments, activations, beta_u, beta_a = map(widen, (votes, assignments, activations, beta_u, beta_a))
     e = _edges(votes, tables, "global")
     statistics = votes.new_empty(statistics_shape(e.images, e.parents, e.parent_types, e.entries))
@@ -135,7 +137,7 @@ def m_step_backward(
     votes, assignments, activations = map(widen, (votes, assignments, activations))
     e = _edges(votes, tables, "global")
     grad_beta_a = inverse_temperature * grad_logit
-    grad_cost = -grad_beta_a / mean_data  # of what a datum costs, times the support
+    grad_cost = -grad_beta_a / mean_data  # gradient of cost times support
     grads = [empty(x.shape, x.dtype) for x in (votes, assignments, activations)]
     products = scratch("products of edges", assignments.shape[:4], votes.dtype)
     given = (assignments, activations, statistics, grad_mean, grad_variance, grad_cost, *grads[:2], products)
@@ -151,7 +153,7 @@ def m_step_backward(
 def e_step_forward(
     votes: Tensor, mean: Tensor, variance: Tensor, logit: Tensor, tables: Tables, competition: str
 ) -> Tensor:
-    """Share every child among its parents: assignments [N, P, S, B, C]."""
+    """The assignments [N, P, S, B, C] of every child to its parents."""
     votes, mean, variance, logit = map(widen, (votes, mean, variance, logit))
     e = _edges(votes, tables, competition)
     out = empty(votes.shape[:5], votes.dtype)
@@ -172,7 +174,7 @@ def e_step_backward(
     tables: Tables,
     competition: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of votes, mean, variance and logit; `assignments` is what the forward pass returned."""
+    """Gradients of votes, mean, variance and logit; `assignments` is the result of the forward pass."""
     grad_assignments, votes, assignments = map(widen, (grad_assignments, votes, assignments))
     gaussians = [widen(x) for x in (mean, variance, logit)]
     e = _edges(votes, tables, competition)
@@ -195,7 +197,7 @@ def _edges(votes: Tensor, tables: Tables, competition: str) -> Edges:
 
 
 def _limits(variance_floor: float, dtype: torch.dtype) -> NDArray:
-    """[2]: see FLOOR and LEAST_SUPPORT."""
+    """The array [2] with the limits FLOOR and LEAST_SUPPORT."""
     return array(torch.tensor([variance_floor, least_support(dtype)], dtype=dtype))
 
 
@@ -212,7 +214,8 @@ def _group_tasks(e: Edges) -> int:
 
 @kernel
 def _pose_votes_kernel(counter, tasks, e, poses, weight, weight_of):  # type: ignore[no-untyped-def]
-    """Fills e.votes; a task has a slot of all parent locations of an image, and so one block of the weight."""
+    """e.votes = M W; poses [N, B, L, 16], weight [K, B, C, 16], weight_of [S]. A task owns a slot of all parent
+    locations of an image, so it uses one weight block."""
     task = first_task(counter, tasks)
     while task < tasks:
         _pose_votes(e, task // e.slots, task % e.slots, poses, weight, weight_of)
@@ -236,7 +239,10 @@ def _pose_votes(e, n, s, poses, weight, weight_of):  # type: ignore[no-untyped-d
 def _pose_votes_gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, chunks, weights, poses, weight, weight_of, grad_poses, grad_weight
 ):
-    """e.votes are gradients, grad_weight [chunks, K, B, C, 4, 4]; a task has some child types of some images."""
+    """dM_i = sum_j dV_ij W_ij^T, dW = sum of M_i^T dV_ij, with dV in e.votes.
+
+    grad_poses [N, B, L, 16], grad_weight [chunks, K, B, C, 16]. A task owns some child types of some images.
+    """
     votes = e.parent_types * e.entries
     task = first_task(counter, tasks)
     while task < tasks:
@@ -253,7 +259,7 @@ def _pose_votes_gradient_kernel(  # type: ignore[no-untyped-def]
 def _pose_votes_gradient(  # type: ignore[no-untyped-def]
     e, n, first, last, start, poses, weight, weight_of, grad_poses, grad_weight
 ):
-    """Of the child types first, ..., last - 1 of an image; `start` is the first block of the task's grad_weight."""
+    """For the child types first, ..., last - 1 of an image; `start`: the first block of the task's grad_weight."""
     P, S, B, L, vote, votes = e.parents, e.slots, e.child_types, e.children_count, e.entries, e.parent_types * e.entries
     _fill(grad_poses, (n * B + first) * L * vote, (last - first) * L * vote, 0)
     for p in range(P):
@@ -269,7 +275,10 @@ def _pose_votes_gradient(  # type: ignore[no-untyped-def]
 
 @kernel
 def _m_step_kernel(counter, tasks, e, assignments, activations, beta_u, statistics, limits):  # type: ignore[no-untyped-def]
-    """A task fits all types of a parent location."""
+    """statistics [N, P, (2 H + 2) C]: mean, variance, support and cost = sum_h (beta_u + 1/2 log variance_h).
+
+    A task owns all types of a parent location.
+    """
     scale, logs = np.empty(e.parent_types, e.votes.dtype), np.empty(e.parent_types * e.entries, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
@@ -295,7 +304,7 @@ def _fit(e, parent, assignments, activations, beta_u, statistics, limits, scale,
 
 @part
 def _add_up(moment, e, parent, assignments, activations, statistics, out, mean, scale):  # type: ignore[no-untyped-def]
-    """Add a moment of all votes for a parent location to the statistics from `out` on."""
+    """Add a moment of all votes for a parent location to the statistics that start at `out`."""
     B, C, H = e.child_types, e.parent_types, e.entries
     n, pair = parent // e.parents, parent % e.parents * e.slots
     for s in range(e.slots):
@@ -330,9 +339,10 @@ def _m_step_gradient_kernel(  # type: ignore[no-untyped-def]
     products,
     limits,
 ):
-    """products [N, P, S, B] are those of R and its slope, summed over types. A task has all types of a parent location.
+    """With e = V - mean, the gradient of r = R a is  slope = offset + sum_h (linear_h + square_h e_h) e_h, and
 
-    With e = V - mean, the slope of r is  offset + sum_h (linear_h + square_h e_h) e_h.
+    grad_votes = r (linear + 2 square e),  grad_assignments = a slope,  products [N, P, S, B] = sum_j R slope.
+    A task owns all types of a parent location.
     """
     numbers = e.parent_types * e.entries
     linear, square = np.empty(numbers, e.votes.dtype), np.empty(numbers, e.votes.dtype)
@@ -390,7 +400,8 @@ def _m_step_gradient(  # type: ignore[no-untyped-def]
 
 @kernel
 def _child_sum_kernel(counter, tasks, e, products, out):  # type: ignore[no-untyped-def]
-    """out [N, B, L] from products [N, P, S, B]; a task has some child locations of an image."""
+    """out [N, B, L] = sum over the edges of a child of products [N, P, S, B]. A task owns GROUPS child locations of an
+    image."""
     B, edges = e.child_types, e.parents * e.slots
     task = first_task(counter, tasks)
     while task < tasks:
@@ -406,7 +417,8 @@ def _child_sum_kernel(counter, tasks, e, products, out):  # type: ignore[no-unty
 
 @kernel
 def _log_likelihood_kernel(counter, tasks, e, mean, variance, logit, out):  # type: ignore[no-untyped-def]
-    """out [N, P, S, B, C]: the logarithm of the assignments, but for a sum; a task has a parent location."""
+    """out [N, P, S, B, C] = log a - sum_h ((V - mean)^2 / (2 variance) + 1/2 log(2 pi variance)). A task owns a parent
+    location."""
     numbers = e.parent_types * e.entries
     precision, logs = np.empty(numbers, e.votes.dtype), np.empty(numbers, e.votes.dtype)
     constant, nothing = np.empty(e.parent_types, e.votes.dtype), np.zeros(1, e.votes.dtype)
@@ -437,7 +449,7 @@ def _log_likelihood(e, parent, mean, variance, logit, out, precision, logs, cons
 
 @kernel
 def _softmax_kernel(counter, tasks, e, out):  # type: ignore[no-untyped-def]
-    """In place, over the parents that compete; a task has some groups of them in an image."""
+    """In place: softmax of out [N, P, S, B, C] over the competing parents. A task owns GROUPS groups of an image."""
     rows = np.empty(e.degree * e.parent_types + VECTOR_BYTES // e.votes.itemsize, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
@@ -450,7 +462,7 @@ def _softmax_kernel(counter, tasks, e, out):  # type: ignore[no-untyped-def]
 
 @part
 def _share(e, n, group, b, out, rows):  # type: ignore[no-untyped-def]
-    """The softmax of a child's numbers, in `rows` after each other."""
+    """The softmax for one child; `rows` is memory for its numbers."""
     B, C, lanes = e.child_types, e.parent_types, VECTOR_BYTES // rows.itemsize
     begin, count, edges = e.start[group], e.start[group + 1] - e.start[group], n * e.parents * e.slots
     for i in range(count):
@@ -467,7 +479,8 @@ def _share(e, n, group, b, out, rows):  # type: ignore[no-untyped-def]
 
 @kernel
 def _softmax_gradient_kernel(counter, tasks, e, assignments, grad, dl):  # type: ignore[no-untyped-def]
-    """dl = R (grad - sum of R grad over the parents that compete); a task has some groups of them in an image."""
+    """dl = R (grad - sum of R grad over the competing parents), all [N, P, S, B, C]. A task owns GROUPS groups of an
+    image."""
     task = first_task(counter, tasks)
     while task < tasks:
         n, first, last = _groups(e, task)
@@ -492,7 +505,8 @@ def _share_gradient(e, n, group, b, assignments, grad, dl):  # type: ignore[no-u
 def _e_step_gradient_kernel(  # type: ignore[no-untyped-def]
     counter, tasks, e, mean, variance, logit, dl, grad_votes, grad_mean, grad_variance, grad_logit
 ):
-    """A task has all types of a parent location."""
+    """grad_votes [N, P, S, B, C, H] = -dl (V - mean) / variance; grad_mean and grad_variance [N, P, C, H], grad_logit
+    [N, P, C], from dl [N, P, S, B, C]. A task owns all types of a parent location."""
     inverse = np.empty(e.parent_types * e.entries, e.votes.dtype)
     task = first_task(counter, tasks)
     while task < tasks:
@@ -505,7 +519,7 @@ def _e_step_gradient_kernel(  # type: ignore[no-untyped-def]
 
 @part
 def _e_step_gradient(e, parent, mean, inverse, dl, grad_votes, first, second, total):  # type: ignore[no-untyped-def]
-    """The votes' gradient, and the moments of dl about the mean."""
+    """The gradient of the votes, and the moments of dl about the mean."""
     B, C, H = e.child_types, e.parent_types, e.entries
     types, pose = parent * C, parent * C * H
     _fill(first, pose, C * H, 0)
@@ -527,7 +541,7 @@ def _e_step_gradient(e, parent, mean, inverse, dl, grad_votes, first, second, to
 
 @part
 def _likelihood_gradient(e, parent, inverse, logit, grad_mean, grad_variance, grad_logit):  # type: ignore[no-untyped-def]
-    """In place: from the moments of dl to the gradients of mean, variance and logit."""
+    """In place: the gradients of mean, variance and logit replace the moments of dl."""
     C, H = e.parent_types, e.entries
     for c in range(parent * C, (parent + 1) * C):
         for h in range(H):
@@ -539,7 +553,7 @@ def _likelihood_gradient(e, parent, inverse, logit, grad_mean, grad_variance, gr
 
 @inlined
 def _groups(e, task):  # type: ignore[no-untyped-def]
-    """Image, first group and the one after the last of a task."""
+    """The image of a task, its first group, and the group after its last."""
     tasks = -(-e.groups // GROUPS)
     first = task % tasks * GROUPS
     return task // tasks, first, min(first + GROUPS, e.groups)
@@ -547,7 +561,7 @@ def _groups(e, task):  # type: ignore[no-untyped-def]
 
 @part
 def _inverse_support(support, limits):  # type: ignore[no-untyped-def]
-    """1 / S, or 1 where a parent explains nothing; nan stays."""
+    """1 / S, or 1 for a parent without support; nan stays nan."""
     return 1 / (1 if support <= limits[LEAST_SUPPORT] else support)
 
 

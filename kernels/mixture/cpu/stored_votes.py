@@ -1,7 +1,7 @@
-"""Micro-kernels on stored votes: what is computed for the votes [C, H] of one child, at one edge, for all parent types.
+"""Micro-kernels for stored votes: computations for the votes [C, H] of one child at one edge, for all parent types.
 
-Vectors run along the entries of a vote, which may be any number. A parent's arrays are [C, H] or [C]. Only pose votes
-are always matrices: a vector holds one row of four, or two.
+The lanes of a vector are the entries of a vote; H is any number. Arrays of a parent are [C, H] or [C]. Only pose votes
+are always 4x4 matrices: a vector contains one or two rows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tritoncaps.kernels.common.cpu.simd import Rows, Vector, across, add, exp, f
 
 SIDE, ENTRIES = 4, 16  # of a pose matrix
 
-Here = Callable[[Rows], Rows]  # where in an array a body of `over` works
+Here = Callable[[Rows], Rows]  # maps an array to the part for one call of the body of `over`
 
 
 def _for_votes(rows: Rows, types: Number, entries: Number, of_type: Callable[[Number, Number], None]) -> None:
-    """of_type(c, entries) for each type, compiled twice: for matrices, whose loops over entries are unrolled, and for
-    any number of entries."""
+    """of_type(c, entries) for each type. The code exists twice: for 16 entries with unrolled loops, and for any number
+    of entries."""
     matrices = rows.builder.icmp_signed("==", entries, number(ENTRIES))
     with rows.builder.if_else(matrices) as (then, otherwise):
         with then:
@@ -28,7 +28,7 @@ def _for_votes(rows: Rows, types: Number, entries: Number, of_type: Callable[[Nu
 
 
 def _element(x: Rows, c: Number) -> Rows:
-    """The number of type c."""
+    """The element of type c in an array [C]."""
     return at(x, (c, number(1)))
 
 
@@ -70,19 +70,19 @@ def _pose_votes_gradient(dM: Rows, dW: Rows, dV: Rows, pose: Rows, weight: Rows,
             out[i] = out[i] + part
         return [fma(grads[x // SIDE], rows[x % SIDE], total) for x, total in enumerate(sums)]
 
-    # products of each row of dV with each of W, not yet summed along the rows
+    # products of each row of dV with each row of W, not yet summed over the columns
     sums = repeat(types, [zero(dM)] * (len(vectors) * SIDE), of_type)
     for i in vectors:
         dM[i] = dM[i] + _sum_fours(sums[i * SIDE : (i + 1) * SIDE])
 
 
 def _vectors(matrix: Rows) -> int:
-    """As many hold a matrix."""
+    """Number of vectors of a matrix."""
     return ENTRIES // matrix.form.lanes
 
 
 def _entries_of(matrix: Rows) -> list[list[Vector]]:
-    """[i][k]: entry k of the rows that vector i holds, in all places of each row."""
+    """[i][k]: vector i with entry k of each of its rows in all lanes of that row."""
     lanes, found = matrix.form.lanes, []
     for i in range(_vectors(matrix)):
         x = matrix[i]
@@ -91,7 +91,7 @@ def _entries_of(matrix: Rows) -> list[list[Vector]]:
 
 
 def _rows_of(matrix: Rows) -> list[Vector]:
-    """Row k of a matrix, in each row of a vector."""
+    """[k]: row k of a matrix, repeated to fill a vector."""
     lanes, found = matrix.form.lanes, []
     for i in range(_vectors(matrix)):
         x = matrix[i]
@@ -101,7 +101,7 @@ def _rows_of(matrix: Rows) -> list[Vector]:
 
 
 def _folded(products: list[Vector]) -> list[Vector]:
-    """The vectors of a matrix from one vector for each of its rows: the sums of the rows that this holds."""
+    """The vectors of a matrix. Row k of the matrix is the sum of the rows in products[k]."""
     lanes = products[0].form.lanes
     if lanes == SIDE:
         return products
@@ -111,7 +111,7 @@ def _folded(products: list[Vector]) -> list[Vector]:
 
 
 def _sum_fours(rows: list[Vector]) -> Vector:
-    """Of four vectors, the sums of each four lanes: place k of a row is the sum of that row of vector k."""
+    """Sums of groups of four lanes (rows) of four vectors: lane k of a row is the sum of this row of rows[k]."""
     lanes = rows[0].form.lanes
 
     def joined(a: Vector, b: Vector, places: tuple[int, int], step: int) -> Vector:
@@ -227,7 +227,7 @@ def _log_likelihood(
 
 
 def _softmax(logits: Rows, count: Number) -> None:
-    """In place, of all lanes of `count` rows; zero if all are -inf."""
+    """In place: softmax over all lanes of `count` rows; zero if all are -inf."""
     lowest = zero(logits).like(logits.form.lowest)
     (greatest,) = repeat(count, [lowest], lambda i, x: [maximum(x[0], at(logits, i)[0])])
     greatest = across(maximum, greatest)

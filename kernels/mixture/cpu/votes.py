@@ -1,12 +1,12 @@
-"""Micro-kernels: what is computed for one vote vector, that is for one child and a block of parent types.
+"""Micro-kernels for votes: computations for one child and a block of parent types.
 
-Pose entry h = 4 x + q is row x and column q of the 4x4 matrix. Registers decide the order of the loops: two
-rows of a vote at a time need eight accumulators, and every loaded weight is used twice.
+Pose entry h = 4 x + q is row x and column q of the 4x4 matrix. The number of registers determines the order of the
+loops: two rows of a vote at a time need eight accumulators, and use every loaded weight twice.
 
-Arguments: `poses` are a child's 16 numbers; `weight` and `dv` have 16 rows for each vote, one per entry; `parent` and
-`slopes` are the statistics and the slopes of a parent's block (`layout.Statistic`, `layout.Slope`); `offset` holds 4
-numbers; all others have one row or one number for each vote. Micro-kernels with `edges` loop over `count` edges of a
-parent, which gives the indices of the child, its weight and its group.
+Arguments: `poses` are the 16 numbers of a child; `weight` and `dv` have 16 rows for each vote, one for each entry;
+`parent` and `slopes` are the statistics and slopes of a block of a parent (`layout.Statistic`, `layout.Slope`);
+`offset` has 4 numbers; all others have one row or one number for each vote. Micro-kernels with `edges` loop over
+`count` edges of a parent; an edge has the indices of the child, the weight, the slot and the group (`layout.Edge`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from tritoncaps.kernels.common.cpu.simd import (
 from tritoncaps.kernels.mixture.cpu.layout import Coefficient, Edge, Moment, Slope, Statistic
 from tritoncaps.kernels.mixture.cpu.layout import Number as FitNumber
 
-FAR = 4.0  # standard deviations: the square is what a variance about a wrong centre loses in precision
+FAR = 4.0  # standard deviations from the centre; the variance loses a factor of its square in precision
 
 
-# The vote itself, and what a parent thinks of it
+# Votes and their log-likelihoods
 
 
 def _tile(
     rows: tuple[int, ...], columns: tuple[int, ...], poses: Rows, weight: Rows, offset: Rows, centre: Rows
 ) -> dict[int, Vector]:
-    """d_h = sum_k M_xk W_kq + offset_h - centre_h for the entries h of some rows x and columns q; `centre` has its sign
-    changed."""
+    """d_h = sum_k M_xk W_kq + offset_h - centre_h for the entries h of some rows x and columns q. The argument
+    `centre` is minus the centre."""
     d = {4 * x + q: centre[4 * x + q] for x in rows for q in columns}
     if 3 in columns:
         for x in rows:
@@ -67,15 +67,15 @@ def _tile(
 def _deviations(poses: Rows, weight: Rows, offset: Rows, parent: Rows) -> Iterator[tuple[int, Vector]]:
     """Yield h and d_h of all entries, two rows at a time."""
     for x in (0, 2):
-        weight.barrier()  # what the other rows load again occupies no register meanwhile
+        weight.barrier()  # load the weights again for the next rows, instead of keeping them in registers
         yield from _tile((x, x + 1), (0, 1, 2, 3), poses, weight, offset, parent).items()
 
 
 class _Quadratic:
-    """sum_h precision_h d_h^2, column by column, because the columns' chains do not wait for each other.
+    """sum_h precision_h d_h^2, with one independent chain of additions for each column.
 
-    All micro-kernels add in this order. l must come out with the same bits wherever it is computed, or else
-    exp(l - greatest) would carry the rounding error of an l that may be large.
+    All micro-kernels add in this order. They must compute the same bits of l, because otherwise exp(l - greatest) would
+    have the rounding error of l, which may be large.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def _likelihoods(
     edges: Numbers,
     count: Number,
 ) -> None:
-    """l = constant - sum_h precision_h d_h^2, and the greatest of each group so far."""
+    """l = constant - sum_h precision_h d_h^2, and greatest = max(greatest, l) of each group."""
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
         quadratic = _Quadratic()
@@ -146,7 +146,7 @@ def _likelihoods(
         found, of_group = parent[Statistic.CONSTANT] - quadratic.value(), at(greatest, edge[number(Edge.GROUP)])
         at(l, i)[0] = found
         so_far = of_group[0]
-        greatest.barrier()  # without it, LLVM makes the store below a masked one, which is slow
+        greatest.barrier()  # without it, LLVM uses a masked store below, which is slow
         of_group[0] = maximum(so_far, found)
 
     _each_vote(edges, count, poses, weight, offset, one)
@@ -177,8 +177,8 @@ def _likelihoods_and_gradients(
     _each_vote(edges, count, poses, weight, offset, one)
 
 
-# The softmax over a child's parents: `count` rows of one edge, `step` apart, and sums of lanes for as many groups as
-# there are lanes
+# The softmax over the parents of a child: `count` rows of one edge, `step` apart; sums of lanes, for `lanes` groups at
+# a time
 
 
 def _fill(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
@@ -193,7 +193,7 @@ def _following(rows: Rows, first: Number, count: int, step: Number) -> list[Rows
 
 
 def _exponentials(l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
-    """In place: e = exp(l - greatest); total += e."""
+    """In place: e = exp(l - greatest) replaces l; total += e."""
     highest = greatest.broadcast(0)
 
     def some(first: Number, together: int) -> None:
@@ -207,7 +207,7 @@ def _exponentials(l: Rows, total: Rows, greatest: Rows, count: Number, step: Num
 
 
 def _assignments(l: Rows, greatest: Rows, inverse: Rows, count: Number, step: Number) -> None:  # noqa: E741
-    """In place: R = exp(l - greatest) inverse."""
+    """In place: R = exp(l - greatest) inverse replaces l."""
     highest, scale = greatest.broadcast(0), inverse.broadcast(0)
 
     def some(first: Number, together: int) -> None:
@@ -230,7 +230,7 @@ def _scale(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
 
 
 def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
-    """In place: r = R a, and dl = r (G - da)."""
+    """In place: r = R a replaces R, and dl = r (G - da) replaces G."""
     a, mean = activation.broadcast(0), da.broadcast(0)
 
     def each(i: Number) -> None:
@@ -249,12 +249,12 @@ def _first_weights(r: Rows, R: Rows, activation: Rows, count: Number, step: Numb
 
 
 def _greatest_of_lanes(out: Rows, rows: Rows) -> None:
-    """Element j of `out` is the greatest lane of row j, for as many rows as there are lanes."""
+    """Element j of `out` is the greatest lane of row j, for `lanes` rows."""
     out[0] = reduce_each(maximum, [rows[j] for j in range(out.form.lanes)], out.form.lowest)
 
 
 def _sum_of_lanes(out: Rows, rows: Rows) -> None:
-    """Element j of `out` is the sum of the lanes of row j, for as many rows as there are lanes."""
+    """Element j of `out` is the sum of the lanes of row j, for `lanes` rows."""
     out[0] = sum_each([rows[j] for j in range(out.form.lanes)])
 
 
@@ -263,7 +263,7 @@ def _inverse(x: Rows) -> None:
     x[0] = where(x[0] > 0.0, x[0].like(1.0) / x[0], x[0])
 
 
-# Moments of a parent's votes
+# Moments of the votes for a parent
 
 
 def _add_moments(
@@ -278,7 +278,7 @@ def _add_moments(
 ) -> None:
     """moments += (sum r, sum r d, sum r d^2) over `count` edges of a parent.
 
-    Four entries at a time: their eight sums stay in registers, with d of the vote at hand.
+    Four entries at a time: their eight sums stay in registers, together with d of the current vote.
     """
     (total,) = repeat(count, [zero(r)], lambda i, sums: [sums[0] + at(r, i)[0]])
     moments[Moment.TOTAL] = moments[Moment.TOTAL] + total
@@ -288,7 +288,7 @@ def _add_moments(
 
             def add(i: Number, sums: list[Vector], x: int = x, q: int = q) -> list[Vector]:
                 edge = edges.at(i, Edge.NUMBERS)
-                weight.barrier()  # or the centre would be kept in registers, and something else would not
+                weight.barrier()  # without it, LLVM would keep the centre in registers, and spill others
                 d = _tile(
                     (x, x + 1),
                     (q, q + 1),
@@ -310,8 +310,8 @@ def _add_moments(
 
 
 def _check_centre(excess: Rows, moments: Rows, numbers: Rows) -> None:
-    """excess, a number, is positive where the variance has cancelled: where the mean is FAR from the centre, in units
-    of the standard deviation, or of the least that matters to the fit."""
+    """excess, a number, is positive if a variance has lost precision: if a mean is more than FAR standard deviations
+    from the centre. The standard deviation has a lower limit, from variance_floor and scatter_floor."""
     total = moments[Moment.TOTAL]
     scale = where(total > 0.0, total, 1.0)
     scale = scale.like(1.0) / scale
@@ -338,11 +338,11 @@ def _sum_moments(total: Rows, moments: Rows) -> None:
         total[row] = total[row] + moments[row]
 
 
-# The gradient of a parent's votes, and what it gives to poses and weight
+# The gradients of the votes for a parent, and of poses and weight
 
 
 def _first_coefficients(coefficients: Rows, slopes: Rows) -> None:
-    """linear and 2 quadratic of every entry, and the offset."""
+    """`linear` and `2 quadratic` of every entry, and the offset."""
     for h in range(16):
         coefficients[2 * h] = slopes[Slope.TWICE_LINEAR + h] * 0.5
         coefficients[2 * h + 1] = slopes[Slope.TWICE_QUADRATIC + h]
@@ -350,7 +350,7 @@ def _first_coefficients(coefficients: Rows, slopes: Rows) -> None:
 
 
 def _later_coefficients(coefficients: Rows, before: Rows, minus_origin: Rows, slopes: Rows) -> None:
-    """What r and dl add to the factor of d in dV, and to its constant, for every entry; d = V - origin."""
+    """dV = factor d + constant with d = V - origin: the coefficients of r and dl in both, for every entry."""
     for h in range(16):
         origin = minus_origin[h]
         shift = slopes[Slope.MINUS_CENTRE + h] - origin
@@ -376,10 +376,11 @@ def _vote_gradients(
     count: Number,
     rows_step: Number,
 ) -> None:
-    """dV = r (linear + 2 quadratic d) of the first iteration, about whose centre this d is, and r (linear + 2 quadratic
-    e) - 2 dl precision d of `later` others; total of each edge's child += R G of the first iteration.
+    """dV = r (linear + 2 quadratic e) of the first iteration, plus r (linear + 2 quadratic e) - 2 dl precision d of
+    `later` others; total of the child of each edge += R G of the first iteration.
 
-    rows: r and R of the first iteration, then r and dl of each of the others, `rows_step` apart.
+    `parent` is minus the centre of the first iteration, the origin of all polynomials. rows: r and R of the first
+    iteration, then r and dl of each of the others, `rows_step` apart.
     """
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
@@ -434,7 +435,7 @@ def _add_later_gradients(
 
 
 def _add_pose_gradients(dm: Rows, dv: Rows, weight: Rows, edges: Numbers, count: Number) -> None:
-    """dM_xk += sum_q dV_xq W_kq, in each lane."""
+    """dm_xk += sum_q dV_xq W_kq, separately in each lane."""
 
     def one(i: Number) -> None:
         vote = (i, number(16 * dv.form.lanes))
@@ -456,7 +457,7 @@ def _add_pose_gradients(dm: Rows, dv: Rows, weight: Rows, edges: Numbers, count:
 
 
 def _join_pose_gradients(dM: Rows, dm: Rows, edges: Numbers, count: Number) -> None:
-    """dM, 16 numbers of each child, += the sums of the lanes of dm; dm = 0."""
+    """dM, 16 numbers for each child, += the sums over the lanes of dm; then dm = 0."""
     lanes = dM.form.lanes
 
     def one(i: Number) -> None:
