@@ -7,7 +7,16 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from tritoncaps import Components, EMRouting, MixtureRouting, RoutingMap, VBRouting, functional, testing
+from tritoncaps import (
+    Components,
+    EMRouting,
+    MixtureRouting,
+    RoutingMap,
+    TemperedEMRouting,
+    VBRouting,
+    functional,
+    testing,
+)
 from tritoncaps.testing import Problem, assert_close, gradients
 
 # how many problems for each check, and the most types in them
@@ -32,6 +41,12 @@ class FarRouting(MixtureRouting):
 
 ROUTINGS = {
     "VBRouting": testing.vb_routings(),
+    "TemperedEMRouting": st.builds(
+        TemperedEMRouting,
+        iterations=st.integers(1, 4),
+        sharpness=st.sampled_from([1 / 16, 0.5]),
+        **testing.mixture_options(),
+    ),
     "FarRouting": st.builds(FarRouting, iterations=st.integers(1, 4), **testing.mixture_options()),
 }
 INTERPRETED = Problem(
