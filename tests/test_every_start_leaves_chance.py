@@ -1,7 +1,8 @@
-"""An untrained network learns with every competition and 1 to 5 iterations, if the E-step is tempered.
+"""An untrained network learns with every competition and 1, 3 or 5 iterations, if the E-step is tempered.
 
-The toys are real toys of ToyNORB, one of each category, but a sixth of their views, at 20x20 pixels; the network has the
-layers of MatrixCapsNet with 4 or 8 types each. So the test covers the start of learning, not generalisation.
+The images are ToyNORB's, of one toy of each category from two elevations, scaled to 20x20 pixels. The network has the
+layers of MatrixCapsNet, with 8 features and 4 types each. So the test covers the start of learning, the first 640
+images, and says nothing about new toys.
 """
 
 import pytest
@@ -12,7 +13,7 @@ from tritoncaps import EMRouting, TemperedEMRouting
 from tritoncaps.data import toynorb
 from tritoncaps.models import MatrixCapsNet
 
-STEPS, BATCH = 60, 16
+STEPS, BATCH = 40, 16
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def late_accuracy(routing, images, labels):
 
 
 @pytest.mark.parametrize("competition", ["global", "local"])
-@pytest.mark.parametrize("iterations", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("iterations", [1, 3, 5])
 def test_every_start_leaves_chance(competition, iterations, toys):
     assert late_accuracy(TemperedEMRouting(iterations, competition=competition), *toys) > 0.4
 

@@ -272,7 +272,10 @@ def test_configuration_files(tmp_path, run):
         ({"scaling": 1.0}, "--scaling must be at least 0 and below 1, but it is 1.0"),
         ({"lr_tail": 0.0}, "--lr-tail must be above 0 and at most 1, but it is 0.0"),
         ({"competition": "local"}, "--competition is for networks of matrix capsules, which linear is not"),
-        ({"final_lambda": 1.0, "routing": "vb", "model": "tiny-capsnet"}, "--final-lambda is for --routing em and tempered"),
+        (
+            {"final_lambda": 1.0, "routing": "vb", "model": "tiny-capsnet"},
+            "--final-lambda is for --routing em and tempered",
+        ),
         ({"capsule_dropout": 1.0}, "--capsule-dropout must be at least 0 and below 1, but it is 1.0"),
         ({"final_lambda": 0.0}, "--final-lambda must be above 0, but it is 0.0"),
         ({"novel": "azimuth", "data": "mnist"}, "--novel azimuth needs data with views"),

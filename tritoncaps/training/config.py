@@ -55,7 +55,9 @@ class Config:
 
     model: str = _setting("matrix-capsnet-small", "network", NETWORKS, own=True)
     iterations: int = _setting(3, "routing iterations")
-    routing: str = _setting("em", "of matrix capsules: EM, EM with a softer E-step, variational Bayes", ("em", "tempered", "vb"))
+    routing: str = _setting(
+        "em", "of matrix capsules: EM, EM with a softer E-step, or variational Bayes", ("em", "tempered", "vb")
+    )
     competition: str = _setting(
         "global", "matrix capsules: all parents of a child compete for it, or the types at one position", COMPETITIONS
     )
