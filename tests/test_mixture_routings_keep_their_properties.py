@@ -7,7 +7,16 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from tritoncaps import Components, EMRouting, MixtureRouting, RoutingMap, VBRouting, functional, testing
+from tritoncaps import (
+    Components,
+    EMRouting,
+    MixtureRouting,
+    RoutingMap,
+    TemperedEMRouting,
+    VBRouting,
+    functional,
+    testing,
+)
 from tritoncaps.testing import Problem, assert_close, gradients
 
 # number of problems for each check, and largest number of types in them
@@ -32,6 +41,12 @@ class FarRouting(MixtureRouting):
 
 ROUTINGS = {
     "VBRouting": testing.vb_routings(),
+    "TemperedEMRouting": st.builds(
+        TemperedEMRouting,
+        iterations=st.integers(1, 4),
+        sharpness=st.sampled_from([1 / 16, 0.5]),
+        **testing.mixture_options(),
+    ),
     "FarRouting": st.builds(FarRouting, iterations=st.integers(1, 4), **testing.mixture_options()),
 }
 INTERPRETED = Problem(
@@ -50,7 +65,8 @@ def test_property(check, backend, routing):
     distance = 1.0 if check is testing.checks.is_as_exact_as_plain_torch else 100.0
     drawn = (testing.checks.equals_the_reference, testing.checks.breaks_where_the_reference_does)
     if backend == "triton" and check not in drawn:
-        chosen = VBRouting(2) if routing == "VBRouting" else FarRouting(2, distance=distance)
+        fixed = {"VBRouting": VBRouting(2), "TemperedEMRouting": TemperedEMRouting(2)}
+        chosen = fixed.get(routing) or FarRouting(2, distance=distance)
         tiny = check is testing.checks.passes_gradcheck
         problem = INTERPRETED.but(routing=chosen)
         check(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tritoncaps import EMRouting, VBRouting
+from tritoncaps import EMRouting, TemperedEMRouting, VBRouting
 from tritoncaps.data import DATASETS, ImageSet, load
 from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.models import CapsNet
@@ -159,6 +159,9 @@ def test_routing_competition_and_lambda_reach_the_layers():
     assert network.conv_caps1.routing == EMRouting(2, 0.5, competition="local")
     config = Config(routing="vb", competition="local", iterations=2, model="tiny-capsnet")
     assert build_network(config, task_by_name(config)).class_caps.routing == VBRouting(2, competition="local")
+    config = Config(routing="tempered", competition="local", final_lambda=0.5, iterations=2)
+    routing = build_network(config, task_by_name(config)).conv_caps2.routing
+    assert routing == TemperedEMRouting(2, 0.5, competition="local")
 
 
 def test_novel_views(run, folder):
@@ -271,7 +274,10 @@ def test_configuration_files(tmp_path, run):
         ({"scaling": 1.0}, "--scaling must be at least 0 and below 1, but it is 1.0"),
         ({"lr_tail": 0.0}, "--lr-tail must be above 0 and at most 1, but it is 0.0"),
         ({"competition": "local"}, "--competition is for networks of matrix capsules, which linear is not"),
-        ({"final_lambda": 1.0, "routing": "vb", "model": "tiny-capsnet"}, "--final-lambda is for --routing em"),
+        (
+            {"final_lambda": 1.0, "routing": "vb", "model": "tiny-capsnet"},
+            "--final-lambda is for --routing em and tempered",
+        ),
         ({"capsule_dropout": 1.0}, "--capsule-dropout must be at least 0 and below 1, but it is 1.0"),
         ({"final_lambda": 0.0}, "--final-lambda must be above 0, but it is 0.0"),
         ({"novel": "azimuth", "data": "mnist"}, "--novel azimuth needs data with views"),

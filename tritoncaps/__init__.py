@@ -23,6 +23,7 @@ from tritoncaps.routing import (
     MixtureRouting,
     Moments,
     Routing,
+    TemperedEMRouting,
     VBRouting,
     VectorRouting,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "RoutingMap",
     "SigmoidMargin",
     "SpreadLoss",
+    "TemperedEMRouting",
     "VBRouting",
     "VectorCaps",
     "VectorPrimaryCaps",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tritoncaps import DynamicRouting, EMRouting, VBRouting
+from tritoncaps import DynamicRouting, EMRouting, TemperedEMRouting, VBRouting
 from tritoncaps.data import MultiMNIST
 from tritoncaps.data.files import data_folder
 from tritoncaps.explore import write_page
@@ -72,6 +72,7 @@ def described(network: nn.Module) -> str:
     routing: Any = network.get_submodule("class_caps").routing
     known: dict[type, str] = {
         EMRouting: "EM routing",
+        TemperedEMRouting: "tempered EM routing",
         VBRouting: "variational Bayes routing",
         DynamicRouting: "dynamic routing",
     }

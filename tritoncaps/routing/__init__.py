@@ -3,6 +3,7 @@
 base.py      Routing: the protocol between layers and routings; MatrixRouting and VectorRouting are its two kinds
 mixture.py   MixtureRouting: base class of routings that fit a Gaussian to the votes for a parent; write only `fit`
 em.py        EMRouting
+tempered.py  TemperedEMRouting
 vb.py        VBRouting
 dynamic.py   DynamicRouting
 """
@@ -11,6 +12,7 @@ from tritoncaps.routing.base import LayerSizes, MatrixRouting, NewParameter, Rou
 from tritoncaps.routing.dynamic import DynamicRouting
 from tritoncaps.routing.em import EMRouting
 from tritoncaps.routing.mixture import Components, MixtureRouting, Moments
+from tritoncaps.routing.tempered import TemperedEMRouting
 from tritoncaps.routing.vb import VBRouting
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Moments",
     "NewParameter",
     "Routing",
+    "TemperedEMRouting",
     "VBRouting",
     "VectorRouting",
 ]

@@ -70,7 +70,9 @@ class Config:
 
     model: str = _setting("matrix-capsnet-small", "network", NETWORKS, own=True)
     iterations: int = _setting(3, "routing iterations")
-    routing: str = _setting("em", "EM or variational Bayes routing of matrix capsules", ("em", "vb"))
+    routing: str = _setting(
+        "em", "of matrix capsules: EM, EM with a softer E-step, or variational Bayes", ("em", "tempered", "vb")
+    )
     competition: str = _setting(
         "global",
         "matrix capsules: all parents of a child compete for it, or only the types at one position",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tritoncaps import EMRouting, MixtureRouting, VBRouting
+from tritoncaps import EMRouting, MixtureRouting, TemperedEMRouting, VBRouting
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
 from tritoncaps.data.pipeline import JITTERS, Jitter
 from tritoncaps.training.config import Config, ConfigError, flag
@@ -133,10 +133,11 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 def _routing(config: Config) -> MixtureRouting:
-    if config.routing == "em":
-        return EMRouting(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
+    if config.routing != "vb":
+        em = EMRouting if config.routing == "em" else TemperedEMRouting
+        return em(config.iterations, config.final_lambda, competition=config.competition)  # type: ignore[arg-type]
     if config.final_lambda is not None:
-        raise ConfigError("--final-lambda is for --routing em")
+        raise ConfigError("--final-lambda is for --routing em and tempered")
     return VBRouting(config.iterations, competition=config.competition)  # type: ignore[arg-type]
 
 
