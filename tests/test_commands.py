@@ -54,9 +54,10 @@ def test_help_has_one_default_for_each_setting(capsys):
         main(["train", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("usage: tritoncaps train [--config FILE]")
-    assert "] [" not in text.partition("settings, in flags")[2]
+    assert "] [" not in text.partition("settings, as options")[2]
     assert "loss; auto: chosen by the network [auto]" in text
     assert "[False]" not in text
+    assert "[True]" not in text
 
 
 def test_train_prints_json(trained, capsys, tmp_path):

@@ -320,7 +320,7 @@ def test_pixels_of_rectangles_that_overlap():
 def test_affine(tmp_path, digits):
     report = run("affine", tmp_path, digits)
     assert report.numbers["test set"] == "an affNIST-like test set"
-    assert "official files of affNIST are absent" in report.notes[0]
+    assert "official files of affNIST are missing" in report.notes[0]
     capsnet, cnn = report.rows
     assert (capsnet["network"], cnn["network"]) == ("CapsNet", "CNN")
     assert (capsnet["paper_affnist_accuracy"], cnn["paper_affnist_accuracy"]) == (0.79, 0.66)
