@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritoncaps import Capsules, DynamicRouting, VectorCaps, VectorPrimaryCaps
-from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
+from tritoncaps import Capsules, DynamicRouting, VectorCaps, VectorPrimaryCaps, VectorRouting
+from tritoncaps._internal.checks import check_positive, check_range_of_labels, check_shape, check_tensor
 from tritoncaps.models.intermediate import CapsuleNetwork, through
 
 KERNEL = 9  # kernel size of both convolutions
@@ -31,7 +31,7 @@ class CapsNet(CapsuleNetwork):
         primary_caps: types of primary capsules.
         primary_dim: entries of a primary capsule's pose.
         class_dim: entries of a class capsule's pose.
-        routing: a dynamic routing; it overrides ``iterations``.
+        routing: any routing of vector capsules; it overrides ``iterations``.
         priors: learn the initial routing logits.
         decoder: add a decoder that reconstructs images from class capsules.
         backend: backend of all layers; default: chosen by device.
@@ -65,7 +65,7 @@ class CapsNet(CapsuleNetwork):
         primary_caps: int = 32,
         primary_dim: int = 8,
         class_dim: int = 16,
-        routing: DynamicRouting | None = None,
+        routing: VectorRouting | None = None,
         priors: bool = False,
         decoder: bool = True,
         backend: str | None = None,
@@ -259,7 +259,7 @@ class Decoder(nn.Module):
                 raise ValueError(f"count must be at most {self.num_classes}, the classes, but it is {count}")
             labels = activations.topk(count, dim=1).indices
             labels = labels[:, 0] if count == 1 else labels
-        _check_classes(labels, len(poses))
+        _check_classes(labels, len(poses), self.num_classes)
         images = self.layers(self.masked(poses, labels).flatten(-2))
         return images.unflatten(-1, (self.channels, self.image_size, self.image_size))
 
@@ -282,10 +282,11 @@ class Decoder(nn.Module):
         return mask * (poses if labels.ndim == 1 else poses[:, None])
 
 
-def _check_classes(labels: object, images: int) -> None:
+def _check_classes(labels: object, images: int, classes: int) -> None:
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, but it is a {type(labels).__name__}")
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(f"labels must be whole numbers, but their dtype is {labels.dtype}")
     if labels.ndim not in (1, 2) or len(labels) != images:
         raise ValueError(f"labels must have shape [{images}] or [{images}, m], but they have {list(labels.shape)}")
+    check_range_of_labels(labels, classes)

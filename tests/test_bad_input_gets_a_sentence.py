@@ -10,13 +10,17 @@ from tritoncaps import (
     ConvVectorCaps2d,
     DynamicRouting,
     EMRouting,
+    LinearMargin,
     PrimaryCaps,
     RoutingMap,
+    SigmoidMargin,
+    VBRouting,
     VectorCaps,
     VectorPrimaryCaps,
     functional,
     use_backend,
 )
+from tritoncaps.data import ImageSet, familiar_views
 from tritoncaps.models import CapsNet, Decoder, MatrixCapsNet
 
 
@@ -96,6 +100,19 @@ CASES = [
     (lambda: MatrixCapsNet(2, 5)(torch.randn(1, 3, 32, 32)), r"images must have shape \[N, 2, H, W\]"),
     (lambda: MatrixCapsNet(2, 5, channels=(1, 2)), "channels must be four numbers"),
     (lambda: functional.squash(torch.ones(3), dim=2), "dim must name an axis"),
+    (lambda: LinearMargin(steps=0), "steps must be a whole number of at least 1, but it is 0"),
+    (lambda: SigmoidMargin(steps=0), "steps must be a whole number of at least 1, but it is 0"),
+    (lambda: DECODER(VECTORS, torch.tensor([0, 5])), "labels must be at least 0 and below 5, but one is 5"),
+    (
+        lambda: familiar_views(ImageSet(torch.zeros(1, 1, 8, 8).byte(), torch.zeros(1).long(), ("toy",)), "azimuth"),
+        "data must have the factor 'azimuth', but its factors are none",
+    ),
+    (
+        lambda: functional.mixture_assignments(
+            *capsules(), torch.randn(1, 2, 5, 4, 4), {"beta_a": torch.zeros(5)}, RoutingMap.full((5, 5)), VBRouting()
+        ),
+        r"weight must have shape \[1, 3, C, 4, 4\], but it has \[1, 2, 5, 4, 4\]",
+    ),
     (
         lambda: functional.pose_votes(torch.ones(2, 3, 4, 4), torch.ones(1, 3, 4, 4, 4), "map"),
         "routing_map must be a RoutingMap",

@@ -274,6 +274,10 @@ def mixture_assignments(
     Returns:
         The assignments, zero in missing slots. They sum to one over the parents that compete for a child.
 
+    Raises:
+        TypeError: if ``routing`` is not a mixture routing, or an argument is not a tensor.
+        ValueError: if a shape does not fit the map, or a parameter is missing.
+
     Example:
         >>> import torch
         >>> from tritoncaps import RoutingMap, VBRouting, functional
@@ -284,6 +288,12 @@ def mixture_assignments(
         >>> shares.shape, torch.allclose(shares.sum(-1), torch.tensor(1.0))
         (torch.Size([1, 1, 9, 2, 5]), True)
     """
+    check_routing(routing, MixtureRouting)
+    check_map(routing_map)
+    given = {"poses": poses, "activations": activations, "weight": weight, **parameters}
+    for name, value in given.items():
+        check_tensor(name, value)
+    _check_forms(routing_map, type(routing), routing.parameter_names, tuple(given), *map(form, given.values()))
     images = zip(poses.split(1), activations.split(1), strict=True)
     return torch.cat([reference.assignments(*image, weight, parameters, routing_map, routing) for image in images])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps import functional
-from tritoncaps._internal.checks import refuse_script
+from tritoncaps._internal.checks import check_positive, refuse_script
 from tritoncaps.capsules import Capsules
 
 PATIENCE = 1000  # training steps without a call of set_step before a warning
@@ -26,6 +26,9 @@ class LinearMargin:
         start: the margin at step 0.
         end: the margin from step ``steps`` on.
 
+    Raises:
+        ValueError: if ``steps`` is below 1.
+
     Example:
         >>> from tritoncaps import LinearMargin
         >>> LinearMargin(steps=100, start=0.0, end=1.0)(50)
@@ -35,6 +38,9 @@ class LinearMargin:
     steps: int = 50_000
     start: float = 0.2
     end: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps)
 
     def __call__(self, step: int) -> float:
         return self.start + (self.end - self.start) * min(max(step / self.steps, 0.0), 1.0)
@@ -47,6 +53,9 @@ class SigmoidMargin:
     Args:
         steps: scale of the training steps; 50,000 in the authors' code.
 
+    Raises:
+        ValueError: if it is below 1.
+
     Example:
         >>> from tritoncaps import SigmoidMargin
         >>> round(SigmoidMargin(steps=100)(400), 3)
@@ -54,6 +63,9 @@ class SigmoidMargin:
     """
 
     steps: int = 50_000
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps)
 
     def __call__(self, step: int) -> float:
         return 0.2 + 0.79 / (1 + math.exp(-min(10.0, step / self.steps - 4)))

@@ -143,7 +143,13 @@ def check_labels(labels: object, activations: Tensor) -> None:
         raise ValueError(
             f"labels must have shape [{images}] or [{images}, {classes}], but they have {list(labels.shape)}"
         )
-    if labels.ndim == 1 and labels.device.type == "cpu" and not traced():
+    if labels.ndim == 1:
+        check_range_of_labels(labels, classes)
+
+
+def check_range_of_labels(labels: Tensor, classes: int) -> None:
+    """Labels must be class indices. On a GPU, or where values are unknown, torch checks them itself."""
+    if labels.device.type == "cpu" and not traced():
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise ValueError(f"labels must be at least 0 and below {classes}, but one is {outside[0].item()}")

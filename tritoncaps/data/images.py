@@ -77,7 +77,7 @@ class ImageSet(Dataset):
         """Split the images at random.
 
         Args:
-            count: number of images in the first part.
+            count: number of images in the first part; all, if there are fewer.
             seed: random seed.
 
         Returns:
@@ -141,7 +141,7 @@ def familiar_views(data: ImageSet, factor: str) -> Tensor:
         A boolean mask [N].
 
     Raises:
-        ValueError: if the factor is unknown.
+        ValueError: if the factor is unknown, or the images do not have it.
 
     Example:
         >>> import torch
@@ -151,6 +151,10 @@ def familiar_views(data: ImageSet, factor: str) -> Tensor:
         >>> familiar_views(data, "elevation")
         tensor([ True,  True, False])
     """
+    if factor in ("azimuth", "elevation") and factor not in data.factors:
+        raise ValueError(
+            f"data must have the factor {factor!r}, but its factors are {', '.join(data.factors) or 'none'}"
+        )
     if factor == "azimuth":
         return torch.isin(data.factors["azimuth"], torch.tensor([30, 32, 34, 0, 2, 4]))
     if factor == "elevation":
