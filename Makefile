@@ -4,6 +4,7 @@
 # make notebooks   make the notebooks of examples/ and run them
 # make dist   set up .venv and build the sdist and the wheel into dist/
 # make test-lowest           the tests with the oldest versions of all dependencies, in .venv-lowest
+# make test-triton-versions  every Triton kernel, compiled by the oldest and by the newest Triton; no GPU is needed
 # make test-without-triton   the tests that need no Triton, for macOS
 # make bench  measure the quick suite and write docs/benchmarks.md from it
 # make experiments  the papers' experiments in their quick form, and the pictures of docs/experiments.md; needs MNIST
@@ -20,7 +21,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The name of the stamp depends on the folder and on the dependencies: if one of them changes, make installs again.
 STAMP := .venv/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
-.PHONY: demo test lint typecheck joined pytest docs notebooks dist test-lowest test-without-triton bench experiments fuzz soak clean
+.PHONY: demo test lint typecheck joined pytest docs notebooks dist test-lowest test-triton-versions test-without-triton bench experiments fuzz soak clean
 
 demo: $(STAMP)
 	$(RUN) -m tritoncaps.demo
@@ -60,6 +61,13 @@ test-lowest:
 	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[train,testing,triton]' pytest pytest-xdist
 	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
+
+# Compile every kernel with the oldest and the newest Triton of the package index, each in its own folder.
+test-triton-versions: $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/triton-oldest 'triton==3.4.*'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/triton-newest triton
+	PYTHONPATH=build/triton-oldest $(RUN) -m tritoncaps.kernels.common.triton.resources --any-compiler
+	PYTHONPATH=build/triton-newest $(RUN) -m tritoncaps.kernels.common.triton.resources --any-compiler
 
 # The test files that do not contain the word triton.
 test-without-triton: $(STAMP)

@@ -6,8 +6,10 @@
     python bench/gpu_estimate.py --smoke       one layer
 
 Operations and bytes of our kernels come from `kernels/mixture/triton/costs.py`, which profilers also use. For the eager
-reference, the operators are counted on meta tensors. A time is a roofline: the larger of operations at the peak rate
-and bytes at the peak bandwidth. It is an estimate and a lower bound, for our kernels and for the reference.
+reference, the operators are counted on meta tensors. Instructions are those of the loops around a vote in the machine
+code for NVIDIA GPUs; `resources.json` has their numbers, and --compile counts them again with the installed Triton. A
+time is a roofline: the largest of operations at the peak rate, bytes at the peak bandwidth, and instructions at the
+rate at which schedulers issue them. It is an estimate and a lower bound, for our kernels and for the reference.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tritoncaps import EMRouting, RoutingMap, reference
-from tritoncaps.kernels.common.triton.launching import REFERENCE_BATCH
-from tritoncaps.kernels.common.triton.resources import BUDGET
+from tritoncaps.kernels.common.triton.launching import REFERENCE_BATCH, WARP
+from tritoncaps.kernels.common.triton.resources import BUDGET, measure, variants
 from tritoncaps.kernels.mixture.triton.costs import Cost, em_routing_costs
 
 BATCH = 64
@@ -41,14 +43,16 @@ class Gpu(NamedTuple):
     target: str
     flops: float  # float32, without tensor cores
     bandwidth: float  # bytes per second
+    issue: float = float("inf")  # instructions of a warp per second: multiprocessors, four schedulers, clock
 
     def seconds(self, cost: Cost) -> float:
-        return max(cost.flops / self.flops, cost.bytes / self.bandwidth)
+        issued = (per_vote(cost, self.target) or 0) * cost.votes / WARP
+        return max(cost.flops / self.flops, cost.bytes / self.bandwidth, issued / self.issue)
 
 
 GPUS = {
-    "A100": Gpu("sm_80", 19.5e12, 2.039e12),
-    "H100": Gpu("sm_90", 66.9e12, 3.35e12),
+    "A100": Gpu("sm_80", 19.5e12, 2.039e12, 108 * 4 * 1.41e9),
+    "H100": Gpu("sm_90", 66.9e12, 3.35e12, 132 * 4 * 1.98e9),
     "MI300X": Gpu("gfx942", 163.4e12, 5.3e12),
 }  # 80 GB SXM, SXM
 
@@ -82,6 +86,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=BATCH, help=f"images [{BATCH}]")
     parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS), help="GPUs of the rooflines [all]")
     parser.add_argument("--resources", nargs="*", metavar="NAME", help="print a table of compiled kernels, as Markdown")
+    parser.add_argument("--compile", action="store_true", help="count instructions again; needs no GPU")
     parser.add_argument("--smoke", action="store_true", help="one layer")
     parser.add_argument("--json", type=Path, help="also write the rows to this file, one JSON object in each line")
     args = parser.parse_args()
@@ -89,6 +94,8 @@ def main() -> None:
         rows = resources(args.resources)
     else:
         gpus = {name: GPUS[name] for name in args.gpus}
+        if args.compile:
+            count_instructions({gpu.target for gpu in gpus.values()})
         print("ESTIMATES BY COUNTING, float32: roofline times are lower bounds, nothing was measured on a GPU")
         if args.smoke:
             rows = estimate(*next(iter(NETWORKS["MatrixCapsNet"].items())), args.batch, gpus)
@@ -138,6 +145,7 @@ def print_rows(rows: list[dict], gpus: dict[str, Gpu]) -> None:
         "GFLOP": lambda r: f"{r['flops'] / 1e9:.2f}",
         "MB": lambda r: f"{r['bytes'] / 1e6:.1f}",
         "FLOP/byte": lambda r: f"{r['flops'] / r['bytes']:.1f}",
+        "instructions a vote": lambda r: " / ".join(f"{r[key]:.0f}" for key in r if key.endswith("instructions")),
         **{f"{gpu} us": lambda r, gpu=gpu: f"{r[gpu] * 1e6:.1f}" for gpu in gpus},
         "registers": lambda r: " / ".join(str(r[key]) for key in r if key.endswith("registers")),
         "occupancy": lambda r: " / ".join(f"{r[key]:.0%}" for key in r if key.endswith("occupancy")),
@@ -151,7 +159,32 @@ def row(layer: str, name: str, costs: list[Cost], gpus: dict[str, Gpu]) -> dict[
     """The sums of all costs and times: launches run one after the other."""
     sums = {key: sum(getattr(x, key) for x in costs) for key in ("launches", "flops", "bytes")}
     times = {name: sum(gpu.seconds(x) for x in costs) for name, gpu in gpus.items()}
-    return {"layer": layer, "kernel": name, **sums, **times}
+    counted = {f"{name} instructions": instructions(costs, gpu.target) for name, gpu in gpus.items()}
+    return {"layer": layer, "kernel": name, **sums, **times, **{key: n for key, n in counted.items() if n}}
+
+
+def instructions(costs: list[Cost], target: str) -> float:
+    """Of a thread, for each vote of the layer: all launches together."""
+    return sum((per_vote(x, target) or 0) * x.launches for x in costs)
+
+
+def per_vote(cost: Cost, target: str) -> float | None:
+    """Instructions of a thread for a vote, in one launch; None if they are not counted."""
+    loops = compiled(cost, target).get("loops") if cost.votes else None
+    if not loops:
+        return None
+    return sum(size * times for size, times in zip(loops, cost.trips, strict=False)) / cost.per_thread
+
+
+def count_instructions(targets: set[str]) -> None:
+    """Compile the kernels of EM routing, and take the counts of their loops."""
+    counted = {
+        x.name for layer in NETWORKS["MatrixCapsNet"].values() for part in layer.costs(1) for x in part if x.votes
+    }
+    for target in targets:
+        for variant in variants(target):
+            if variant.name in counted:
+                budget()[target][variant.name] = measure(variant, target)
 
 
 class Counter(TorchDispatchMode):
@@ -197,13 +230,13 @@ def touched(x: Tensor) -> int:
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 
-def compiled(cost: Cost, target: str) -> dict[str, int]:
+def compiled(cost: Cost, target: str) -> dict[str, Any]:
     """The resources of the kernel."""
     return budget()[target][cost.name]
 
 
 @cache
-def budget() -> dict[str, dict[str, dict[str, int]]]:
+def budget() -> dict[str, dict[str, dict[str, Any]]]:
     return json.loads(BUDGET.read_text())
 
 
@@ -227,7 +260,7 @@ def resources(names: list[str]) -> list[dict]:
     return rows
 
 
-def occupancy(target: str, used: dict[str, int]) -> float:
+def occupancy(target: str, used: dict[str, Any]) -> float:
     """Warps that fit into the registers of a multiprocessor, as a part of the maximum. Shared memory is no limit."""
     given = 8 * -(-used["registers"] // 8)  # registers are allocated in multiples of eight
     if target.startswith("gfx"):  # four SIMDs of eight waves, with 512 registers for each of 64 lanes

@@ -219,7 +219,7 @@ def test_info_knows_the_papers_numbers(capsys):
     assert "votes" in printed.out
     assert "peak memory of a training step with 2 images: " in printed.out
     assert "profiler" not in printed.err
-    assert main(["info", "--batch-size", "0"]) == 2
+    assert main(["info", "--batch-size", "0"]) == 1
     assert "--batch-size must be at least 1, but it is 0" in capsys.readouterr().err
 
 

@@ -32,6 +32,15 @@ def test_version_is_in_one_place():
     assert version("tritoncaps") == tritoncaps.__version__
 
 
+def test_triton_comes_with_torch():
+    """CUDA's package would overwrite that of ROCm: only the extra and the developers' tools name it."""
+    text = (ROOT / "pyproject.toml").read_text()
+    needed, extras = (text.partition(f"\n{name} = [")[2].partition("]")[0] for name in ("dependencies", "triton"))
+    assert '"torch>=' in needed
+    assert '"triton>=' not in needed
+    assert '"triton>=' in extras
+
+
 def test_the_version_is_told_where_people_look():
     newest = re.search(r"^## \[(.+?)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest.group(1) == tritoncaps.__version__

@@ -9,7 +9,7 @@ import pytest
 COMPARE = """
 from tritoncaps.kernels.common.triton.resources import TARGETS, compile_variant, variants
 
-names = {"parent_view assignment", "weight_view of stored votes"}
+names = {"parent_view gradient", "weight_view of stored votes"}
 found = [variant for variant in variants("sm_90") if variant.name in names]
 assert len(found) == len(names)
 for variant in found:
@@ -20,7 +20,7 @@ for variant in found:
 
 
 def test_the_coalescing_pass_changes_nothing():
-    """For the kernels whose launches skip it."""
+    """For the kernels whose launches skip it and whose threads have one element."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_ALWAYS_COMPILE": "1"}
     command = [sys.executable, "-c", COMPARE]

@@ -27,6 +27,14 @@ def uncoalesced() -> Iterator[None]:
         _thread.skips = before
 
 
+def unwatched(kernel: Any) -> None:
+    """After a first launch. At every launch Triton compares the constants of a kernel's file with those of then, which
+    takes a tenth of the time. Ours never change."""
+    watched = getattr(kernel, "used_global_vals", None)
+    if watched:
+        watched.clear()
+
+
 @cache
 def _install() -> None:
     """Make the pass ask before it joins a pipeline. Other threads and other kernels get it as before."""

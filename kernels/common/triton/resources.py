@@ -1,7 +1,8 @@
-"""What every kernel needs on every target: registers, spills, shared memory and instructions.
+"""What every kernel needs on every target: registers, spills, shared memory, instructions, and those of its loops.
 
     python -m tritoncaps.kernels.common.triton.resources           compare with resources.json
     python -m tritoncaps.kernels.common.triton.resources --write   write it
+    ... --any-compiler                                             compile only, with another version of Triton
 
 Kernels are compiled ahead of time, so no GPU is needed; but not under TRITON_INTERPRET=1.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tritoncaps.kernels.common.triton.compiling import uncoalesced
+from tritoncaps.kernels.common.triton.instructions import nest
 from tritoncaps.kernels.common.triton.launching import REGISTERS
 from tritoncaps.kernels.dynamic.triton import config as dynamic_config
 from tritoncaps.kernels.mixture.triton import config
@@ -96,7 +98,8 @@ def variants(target: str) -> Iterator[Variant]:
         for variant in (*kernels, *_dynamic_variants(dynamic_config.SIZES, dtype == "fp64")):
             yield variant._replace(dtype=dtype, storage=dtype)
     if target == "sm_80":
-        for variant in (*_routing_variants(chosen, LOCAL=True), *_stored_variants(chosen)):
+        half = config.choose(16, 9, *SHAPE, 9, 144, False, lanes, half=True)
+        for variant in (*_routing_variants(half, LOCAL=True), *_stored_variants(half)):
             yield variant._replace(storage="fp16")
     if target == "sm_90":
         yield from _gradient_variants(chosen, ALL=False)
@@ -115,8 +118,8 @@ def _routing_variants(chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
     }
     for weights, names in absent.items():
         options = {"WEIGHTS": weights, "LOCAL": LOCAL, "H": 16, "COUNT": 16}
-        names = ("p_votes", "p_weights", *names)
-        yield _variant("mixture.triton.parent_view", "parent_view_kernel", chosen.parent, names, **options)
+        names, tile = ("p_votes", "p_weights", *names), chosen.parent if weights == "gradient" else chosen.forward
+        yield _variant("mixture.triton.parent_view", "parent_view_kernel", tile, names, **options)
     yield from _gradient_variants(chosen, LOCAL)
     yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, ("p_votes",), H=16)
     yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", chosen.child)
@@ -149,11 +152,11 @@ def _stored_variants(chosen: Any) -> Iterator[Variant]:
     yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, (*POSES, "p_activations"), H=16)
     yield _variant("mixture.triton.child_view", "edge_product_kernel", chosen.child)
     options = {"LOCAL": False, "ALL": False}
-    yield _variant("mixture.triton.child_view", "child_gradient_kernel", chosen.gradient, ITERATIONS, **options)
-    yield _variant("mixture.triton.weight_view", "weight_view_kernel", chosen.gradient, ITERATIONS, **options)
+    yield _variant("mixture.triton.child_view", "child_gradient_kernel", chosen.stored, ITERATIONS, **options)
+    yield _variant("mixture.triton.weight_view", "weight_view_kernel", chosen.stored, ITERATIONS, **options)
     for kernel in ("pose_votes", "coordinate_addition", "assignment", "m_step_gradient", "e_step_gradient"):
         options = {"DTYPE": None, "H": 16, "LOCAL": False}
-        yield _variant("mixture.triton.edge_view", f"{kernel}_kernel", chosen.gradient, **options)
+        yield _variant("mixture.triton.edge_view", f"{kernel}_kernel", chosen.stored, **options)
 
 
 def _parent_variants() -> Iterator[Variant]:
@@ -197,7 +200,7 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
         yield Variant("dynamic.triton.squash", "squash_gradient_kernel", {"D": 8, **squash_tile(E)}, (), 4)
 
 
-def measure(variant: Variant, target: str) -> dict[str, int]:
+def measure(variant: Variant, target: str) -> dict[str, Any]:
     """Compile a variant and read what the compiler reports."""
     compiled = compile_variant(variant, target, variant.needs_coalescing(TARGETS[target][2]))
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
@@ -222,7 +225,7 @@ def compile_variant(variant: Variant, target: str, coalescing: bool) -> Any:
         return triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
 
 
-def report(targets: list[str]) -> dict[str, dict[str, dict[str, int]]]:
+def report(targets: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """What every variant needs on every target."""
     return {target: {variant.name: measure(variant, target) for variant in variants(target)} for target in targets}
 
@@ -244,6 +247,12 @@ def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
                 if usage[key] > SLACK * limit
             ]
     return found
+
+
+def _with_stack(needs: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Targets and names of kernels that spill registers."""
+    for target, kernels in needs.items():
+        yield from ((target, name) for name, usage in kernels.items() if usage["stack"] or usage["spills"])
 
 
 def _variant(module: str, kernel: str, tile: Any, absent: tuple[str, ...] = (), **options: Any) -> Variant:
@@ -291,17 +300,19 @@ def _habits(asm: dict[str, str], contiguous: int) -> dict[str, int]:
     return {"divisions": sum(not divisor.startswith("%c") for divisor in divisors), "strided": strided}
 
 
-def _nvidia_usage(cubin: bytes) -> dict[str, int]:
+def _nvidia_usage(cubin: bytes) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         resources = _run("cuobjdump", "-res-usage", file.name)
+        loops = nest(_run("nvdisasm", "-c", file.name))
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", resources)}
     return {
         "registers": found["REG"],
         "stack": found["STACK"],
         "spills": found["LOCAL"],  # what is spilled is on the stack or here
         "instructions": _code_size(cubin) // 16,  # bytes each
+        "loops": loops,  # instructions of the loops around a vote, from the outermost inwards
     }
 
 
@@ -340,8 +351,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the budget instead of comparing with it")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--any-compiler", action="store_true", help="compile only, by a Triton without a budget")
     arguments = parser.parse_args()
     needs = report(arguments.targets)
+    if arguments.any_compiler:
+        import triton
+
+        print(f"{sum(map(len, needs.values()))} kernels compiled by Triton {triton.__version__}")
+        print("\n".join(f"{place}: {name} needs a stack" for place, name in _with_stack(needs)) or "none needs a stack")
+        return 0
     budget = json.loads(BUDGET.read_text())
     if arguments.write:
         budget |= needs

@@ -341,6 +341,8 @@ def child_gradient_kernel(
                     ANY_FIT,
                 )
                 b_da += b_RG
+                if tl.float64 != DTYPE:  # two elements have no room to keep it, as the compiler would without a mask
+                    b_weight = load_weight(p_weight, o_weight * n_blocks + i_c, o_b + i_p >= 0, DTYPE)
             else:
                 o_c = i_c * TYPES + parent_types()
                 p_edge = p_dV + ((o_parent * S + i_s) * B + o_b) * ENTRIES * C + o_c

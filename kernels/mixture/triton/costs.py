@@ -29,6 +29,9 @@ class Cost(NamedTuple):
     flops: int  # of all launches
     bytes: int
     weights: str = ""  # of the parent view
+    votes: int = 0  # of all launches, with those that fill up the last tiles
+    per_thread: int = 1  # votes of a tile that a thread computes side by side
+    trips: tuple[float, ...] = ()  # how often each loop around a vote, from the outermost inwards, runs for one tile
 
     @property
     def name(self) -> str:
@@ -133,7 +136,8 @@ def em_routing_costs(
     moments = (2 * POSE + 1) * parent * splits
     image_splits = min(chosen.image_splits, config.blocks(N, gradient_tile.BN))
     partial = weight * chosen.pair_splits * image_splits
-    parent_programs = config.blocks(N, parent_tile.BN) * config.type_blocks(C) * P * splits
+    each_image = config.type_blocks(C) * P * splits
+    parent_programs, forward_programs = (config.blocks(N, x.BN) * each_image for x in (parent_tile, chosen.forward))
     child_programs = config.blocks(N, child_tile.BN) * config.blocks(B, child_tile.BB) * L
     sweep_programs = config.blocks(N, gradient_tile.BN) * config.blocks(B, gradient_tile.BB) * L
     weight_programs = config.blocks(B, gradient_tile.BB) * config.type_blocks(C) * K
@@ -143,8 +147,20 @@ def em_routing_costs(
     iterations = POSE * parent + (T - 1) * later + T * (2 * POSE + 1) * parent
 
     def edge(kernel: str, launches: int, programs: int, numbers: int, **options: Any) -> Cost:
-        flops = launches * N * pairs * B * C * edge_flops(kernel, **options)
-        return Cost(kernel, launches, programs, flops, launches * numbers * size, options.get("weights", ""))
+        flops, weights = launches * N * pairs * B * C * edge_flops(kernel, **options), options.get("weights", "")
+        tile, inner = chosen.child, config.type_blocks(C)  # of the child view: blocks of types of a pair
+        if kernel == "parent_view_kernel":  # child types of a slot
+            tile = chosen.parent if weights == "gradient" else chosen.forward
+            inner = config.blocks(B, tile.BB)
+        elif kernel in ("child_gradient_kernel", "weight_view_kernel"):
+            tile = chosen.gradient
+        if kernel == "weight_view_kernel":  # images of a pair
+            inner = config.blocks(N, tile.BN * image_splits)
+        images, children = (tile_size * config.blocks(n, tile_size) for n, tile_size in ((N, tile.BN), (B, tile.BB)))
+        votes = launches * images * pairs * children * config.type_blocks(C) * config.TYPES.value
+        per_thread = tile.BN * tile.BB * config.TYPES.value // (tile.num_warps * config.WARP)
+        trips = (1 / inner, 1, options.get("later", 0))
+        return Cost(kernel, launches, programs, flops, launches * numbers * size, weights, votes, per_thread, trips)
 
     def each_parent(kernel: str, splits: list[int], numbers: int) -> Cost:
         """With so many splits to add in each launch."""
@@ -153,9 +169,9 @@ def em_routing_costs(
 
     seen_before = GAUSSIAN * parent + group
     forward = [
-        edge("parent_view_kernel", 1, parent_programs, inputs + moments, weights="uniform"),
+        edge("parent_view_kernel", 1, forward_programs, inputs + moments, weights="uniform"),
         edge("log_sum_kernel", T - 1, child_programs, inputs + seen_before),
-        edge("parent_view_kernel", T - 1, parent_programs, inputs + seen_before + moments, weights="assignment"),
+        edge("parent_view_kernel", T - 1, forward_programs, inputs + seen_before + moments, weights="assignment"),
         each_parent("fit_kernel", T * [splits], T * (moments + 36 * parent) + (T - 1) * POSE * parent),
         each_parent("outputs_kernel", [0], 2 * (POSE + 1) * parent),
     ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.tables import Orders, Tables, offset_of
-from tritoncaps.kernels.common.triton.compiling import uncoalesced
+from tritoncaps.kernels.common.triton.compiling import uncoalesced, unwatched
 from tritoncaps.kernels.common.triton.launching import OPTIONS, lanes
 from tritoncaps.kernels.common.triton.pairs import Groups, groups_of, pairs_of
 from tritoncaps.kernels.mixture.triton import config
@@ -31,6 +32,7 @@ class Edges(NamedTuple):
     dtype: torch.dtype  # of the arithmetic and of all that is not an input
     config: config.Config
     sizes: dict[str, int]  # N, L, P, S, B, C and G
+    arguments: dict[str, Any]  # all of this, by the names that kernels have for it
 
     def empty(self, *shape: int) -> Tensor:
         return self.tables.children.new_empty(shape, dtype=self.dtype)
@@ -50,21 +52,20 @@ def make_edges(
     N, B, C = sizes
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
-    pairs, groups = pairs_of(tables), groups_of(tables, competition)
-    return Edges(
-        poses,
-        None if weight is None else pack(weight.reshape(K, B, C, ENTRIES.value).transpose(2, 3)),
-        votes,
-        activations,
-        None if weight is None else offset_of(tables, dtype),
-        tables,
-        pairs,
-        groups,
-        competition == "local",
-        dtype,
-        config.choose(P, S, B, C, K, len(pairs.slot), dtype == torch.float64, lanes()),
-        {"N": N, "L": len(tables.parents_start) - 1, "P": P, "S": S, "B": B, "C": C, "G": len(groups.child)},
-    )
+    pairs, groups, local = pairs_of(tables), groups_of(tables, competition), competition == "local"
+    packed = None if weight is None else pack(weight.reshape(K, B, C, ENTRIES.value).transpose(2, 3))
+    offset = None if weight is None else offset_of(tables, dtype)
+    half = poses is not None and poses.element_size() == 2
+    chosen = config.choose(P, S, B, C, K, pairs.slot.shape[0], dtype == torch.float64, lanes(), half)
+    L, G = tables.parents_start.shape[0] - 1, groups.child.shape[0]
+    all_sizes = {"N": N, "L": L, "P": P, "S": S, "B": B, "C": C, "G": G}
+    arguments = {
+        **{"p_poses": poses, "p_weight": packed, "p_votes": votes, "p_offset": offset, "p_activations": activations},
+        **{"p_children": tables.children, "p_weight_of": tables.weight_of, "p_parents_start": tables.parents_start},
+        **{"LOCAL": local, **all_sizes},
+    }
+    arrays = poses, packed, votes, activations, offset
+    return Edges(*arrays, tables, pairs, groups, local, dtype, chosen, all_sizes, arguments)
 
 
 def arithmetic(*tensors: Tensor) -> torch.dtype:
@@ -79,12 +80,13 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
     """
     if not programs:
         return
-    tables = edges.tables
-    known = {
-        **{"p_poses": edges.poses, "p_weight": edges.weight, "p_votes": edges.votes, "p_offset": edges.offset},
-        **{"p_activations": edges.activations, "p_children": tables.children, "p_weight_of": tables.weight_of},
-        **{"p_parents_start": tables.parents_start, "LOCAL": edges.local, **edges.sizes},
-    }
-    known = {name: value for name, value in known.items() if name in kernel.arg_names}
+    known = {name: edges.arguments[name] for name in _known(kernel, *edges.arguments)}
     with nullcontext() if config.needs_coalescing(kernel.fn.__name__, tile, lanes()) else uncoalesced():
-        kernel[(programs,)](**{**known, **arguments}, **tile._asdict(), **OPTIONS)
+        kernel[(programs,)](**known, **arguments, BN=tile.BN, BB=tile.BB, num_warps=tile.num_warps, **OPTIONS)
+    unwatched(kernel)
+
+
+@cache
+def _known(kernel: Any, *names: str) -> list[str]:
+    """Those of the edges' arguments that a kernel has."""
+    return [name for name in names if name in kernel.arg_names]

@@ -252,7 +252,7 @@ def _like_votes(edges: Edges) -> Tensor:
 
 def _each_edge(edges: Edges, kernel: object, **given: Any) -> None:
     """Launch a kernel of the edge view: a program for each pair, block of child types and block of images."""
-    sizes, tile = edges.sizes, edges.config.gradient
+    sizes, tile = edges.sizes, edges.config.stored
     programs = blocks(sizes["N"], tile.BN) * blocks(sizes["B"], tile.BB) * sizes["P"] * sizes["S"]
     dtype = tl.float64 if edges.dtype == torch.float64 else tl.float32
     launch(kernel, programs, tile, edges, **given, DTYPE=dtype)

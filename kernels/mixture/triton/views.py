@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.triton.launching import OPTIONS, blocks
 from tritoncaps.kernels.mixture.triton import child_view, parents, weight_view
-from tritoncaps.kernels.mixture.triton.config import ADDED_SPLITS, NUMBERS
+from tritoncaps.kernels.mixture.triton.config import ADDED_SPLITS, NUMBERS, Tile
 from tritoncaps.kernels.mixture.triton.launch import Edges, launch
 from tritoncaps.kernels.mixture.triton.parent_view import parent_view_kernel
 from tritoncaps.kernels.mixture.triton.rows import TYPES, moments_rows, type_blocks
@@ -26,7 +26,8 @@ def sum_moments(
     edges: Edges, weights: str, out: Tensor, i_h: int = 0, any_fit: bool = False, **given: Tensor | None
 ) -> None:
     """Launch the parent view: rows of at most 16 pose entries from i_h on."""
-    sizes, tile, splits = edges.sizes, edges.config.parent, edges.config.parent_splits
+    config, sizes, splits = edges.config, edges.sizes, edges.config.parent_splits
+    tile = config.forward if weights in ("uniform", "assignment") else config.parent
     absent = dict.fromkeys(("p_statistics", "p_slopes", "p_log_sum", "p_da", "p_weights"))
     entries = out.shape[-2] // 2
     launch(
@@ -81,9 +82,13 @@ def sweep(
     return grad_poses, grad_activations, grad_weight
 
 
+def _sweep_tile(edges: Edges, stored: Tensor | None) -> Tile:
+    return edges.config.gradient if stored is None else edges.config.stored
+
+
 def child_gradient(edges: Edges, **iterations: Any) -> tuple[Tensor, Tensor]:
     """dM [N, L, 16, B] and da [N, L, B]."""
-    sizes, tile = edges.sizes, edges.config.gradient
+    sizes, tile = edges.sizes, _sweep_tile(edges, iterations["p_dV"])
     N, L, B = sizes["N"], sizes["L"], sizes["B"]
     grad_poses, grad_activations = edges.empty(N, L, ENTRIES, B), edges.empty(N, L, B)
     launch(
@@ -103,7 +108,7 @@ def child_gradient(edges: Edges, **iterations: Any) -> tuple[Tensor, Tensor]:
 def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
     """dW [K, B, C, 4, 4]."""
     assert edges.weight is not None
-    sizes, tile = edges.sizes, edges.config.gradient
+    sizes, tile = edges.sizes, _sweep_tile(edges, iterations["p_dV"])
     (K, B, *block), C = edges.weight.shape, sizes["C"]
     pair_splits = edges.config.pair_splits
     image_splits = max(1, min(edges.config.image_splits, blocks(sizes["N"], tile.BN)))

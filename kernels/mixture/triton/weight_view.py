@@ -86,7 +86,7 @@ def weight_view_kernel(
     o_b, m_b = child_types_from((i_program % n_child_types) * BB, B, BB)
     i_c = (i_program // n_child_types) % n_blocks
     o_weight = (i_k.to(tl.int64) * B + o_b) * n_blocks + i_c
-    if p_dV is None:
+    if p_dV is None and tl.float64 == DTYPE:
         b_weight = load_weight(p_weight, o_weight, None, DTYPE)
     i_begin = tl.load(p_weight_start + i_k)
     i_end = tl.load(p_weight_start + i_k + 1)
@@ -108,6 +108,8 @@ def weight_view_kernel(
                 b_a = tl.load(p_activations + o_child, mask=m_n, other=0.0).to(DTYPE)
                 m_loud = b_a != 0  # a silent child may hold inf or nan
                 b_pose = load_poses(p_poses, o_child, m_loud, DTYPE)
+                if tl.float64 != DTYPE:  # two elements have no room to keep it, as the compiler would without a mask
+                    b_weight = load_weight(p_weight, o_weight, o_b + i_n >= 0, DTYPE)
                 b_dV, _ = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
                     b_a,

@@ -1,0 +1,50 @@
+"""Instructions of a compiled kernel's loops, read from NVIDIA's machine code."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LABEL = re.compile(r"\s*(\.L\w+):")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);")
+
+
+class Loop(NamedTuple):
+    """From its first to its last instruction."""
+
+    first: int
+    last: int
+
+    def __contains__(self, other: object) -> bool:
+        assert isinstance(other, Loop)
+        return self != other and self.first <= other.first and other.last <= self.last
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+def nest(assembly: str) -> list[int]:
+    """Of what `nvdisasm` prints: the instructions of the largest loop, of the largest loop inside of it, and so on;
+    each without those of all loops inside."""
+    operations: list[tuple[str, str]] = []
+    labels: dict[str, int] = {}
+    for line in assembly.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(operations)
+        elif found := INSTRUCTION.search(line):
+            operations.append((found[1], found[2]))
+    ends: dict[int, int] = {}  # of loops, by their first instruction
+    for i, (operation, operands) in enumerate(operations):
+        target = re.search(r"\.L\w+", operands) if operation.startswith("BRA") else None
+        if target and labels.get(target[0], i) < i:  # a jump to itself ends the code
+            ends[labels[target[0]]] = i
+    loops = [Loop(*span) for span in ends.items()]
+    sizes = []
+    inside = loops
+    while inside:
+        loop = max(inside, key=lambda x: x.size)
+        inside = [x for x in loops if x in loop]
+        outermost = [x for x in inside if not any(x in y for y in inside)]
+        sizes.append(loop.size - sum(x.size for x in outermost))
+    return sizes
