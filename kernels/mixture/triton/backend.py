@@ -1,4 +1,4 @@
-"""The Triton backend of mixture routings: `kernels.mixture.backend.MixtureBackend` on the three views."""
+"""The Triton backend of mixture routings: implements `kernels.mixture.backend.MixtureBackend` with the three views."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tritoncaps.kernels.mixture.triton.views import (
 
 
 class TritonMixture:
-    """For CUDA, ROCm and Triton's interpreter. Types are fastest in memory."""
+    """For CUDA, ROCm and Triton's interpreter. In memory, types are the fastest axis."""
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         N, P, C = source.parents
@@ -57,10 +57,10 @@ class TritonMixture:
         return History(statistics, log_sums, slopes, torch.empty_like(log_sums))
 
     def kept_forward(self, *_: Any) -> None:
-        """A launch needs no plan."""
+        """None: the Triton backend keeps no plans."""
 
     def kept_backward(self, *_: Any) -> None:
-        """A launch needs no plan."""
+        """None: the Triton backend keeps no plans."""
 
     def em_passes(self, source: VoteSource) -> TritonPasses:
         return TritonPasses(_edges(source))
@@ -71,7 +71,7 @@ class TritonMixture:
     def moments(
         self, source: VoteSource, before: Components | None, scatter_floor: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Exact whatever the ``scatter_floor``: the parent view updates means vote by vote."""
+        """``scatter_floor`` is unused: the parent view updates the mean with every vote, so variances do not cancel."""
         edges = _edges(source)
         support, mean = self.empty_parents(source)
         variance, partial = torch.empty_like(mean), empty_moments(edges)
@@ -128,7 +128,7 @@ BACKEND = TritonMixture()
 
 
 def _edges(source: VoteSource) -> Edges:
-    """The inputs as kernels read them."""
+    """The inputs in the layout that kernels read."""
     poses, activations, weight, tables, competition = source
     return make_edges(
         tables,
@@ -155,7 +155,7 @@ def _empty(source: VoteSource, *shape: int) -> Tensor:
 
 
 def _statistics(components: Sequence[Components]) -> Tensor:
-    """The rows [T, ...] that views read."""
+    """Components as rows [T, ...], which the views read."""
     N, P, _, C = components[0].mean.shape
     rows = components[0].mean.new_empty(len(components), *_statistics_shape(N, P, C))
     for row, given in zip(rows, components, strict=True):
@@ -164,7 +164,7 @@ def _statistics(components: Sequence[Components]) -> Tensor:
 
 
 def _slopes(slopes: Sequence[Slopes]) -> Tensor:
-    """The rows [T, ...] that views read."""
+    """Slopes as rows [T, ...], which the views read."""
     N, P, _, C = slopes[0].centre.shape
     rows = slopes[0].centre.new_empty(len(slopes), *_slopes_shape(N, P, C))
     for row, given in zip(rows, slopes, strict=True):

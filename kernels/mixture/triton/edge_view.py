@@ -1,7 +1,7 @@
 """Stored votes: kernels that write votes or assignments to memory, once for each edge.
 
 A program owns BN images and BB child types of one pair of a parent location p and a slot s. Arrays of edges are
-[N, P, S, B, C] or [N, P, S, B, H, C]. In missing slots they are written as zeros and never read.
+[N, P, S, B, C] or [N, P, S, B, H, C]. The kernels write zeros to missing slots and do not read them.
 """
 
 import triton
@@ -27,8 +27,8 @@ from tritoncaps.kernels.mixture.triton.votes import (
 
 @triton.jit
 def edge_tile(p_children, N, B, BN: tl.constexpr, BB: tl.constexpr):
-    """Images, child types, pair p * S + s and child location of a program; the masks of its children, of which there
-    are none in a missing slot, and of what it writes."""
+    """Images, child types, pair p * S + s and child location of a program; the mask of its children, which is false for
+    a missing slot, and the mask of its outputs."""
     o_n, o_b, i_pair, m_out = child_tile(N, B, BN, BB)
     i_l = tl.load(p_children + i_pair)
     return o_n, o_b, i_pair, tl.maximum(i_l, 0), m_out & (i_l >= 0), m_out
@@ -59,7 +59,7 @@ def pose_votes_kernel(
 
     p_poses [N, L, B, 16], p_weight as in `rows.py`, p_children [P, S], p_weight_of [S]; p_out [N, P, S, B, 16, C].
 
-    Program (image block, child type block, pair) writes the pair's votes.
+    Program (image block, child type block, pair) owns the votes of its pair.
     """
     o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
@@ -97,7 +97,7 @@ def coordinate_addition_kernel(
 
     p_votes, p_out [N, P, S, B, 16, C], p_offset [S, 4].
 
-    Program (image block, child type block, pair) writes the pair's votes.
+    Program (image block, child type block, pair) owns the votes of its pair.
     """
     o_n, o_b, i_pair, m_out = child_tile(N, B, BN, BB)
     o_edge = ((o_n * P * S + i_pair) * B + o_b) * ENTRIES * C
@@ -142,7 +142,7 @@ def assignment_kernel(
     p_votes [N, P, S, B, H, C], p_children [P, S]; p_statistics as in `rows.py`; p_log_sum [N, G, B]; p_out
     [N, P, S, B, C].
 
-    Program (image block, child type block, pair) writes the pair's assignments.
+    Program (image block, child type block, pair) owns the assignments of its pair.
     """
     o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = (o_n * P * S + i_pair) * B + o_b
@@ -197,10 +197,9 @@ def m_step_gradient_kernel(
     dR_ij = a_i G_ij,  dV_ij = R_ij a_i (linear + 2 quadratic d).
 
     p_votes [N, P, S, B, H, C], p_assignments [N, P, S, B, C], p_activations [N, L, B], p_children [P, S]; p_statistics
-    and p_slopes as in `rows.py`; p_grad_votes as the votes; p_grad_assignments and p_slope, which is
-    G, as the assignments.
+    and p_slopes as in `rows.py`; p_grad_votes as the votes; p_grad_assignments and p_slope (G) as the assignments.
 
-    Program (image block, child type block, pair) writes the pair's gradients.
+    Program (image block, child type block, pair) owns the gradients of its pair.
     """
     o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = (o_n * P * S + i_pair) * B + o_b
@@ -260,9 +259,9 @@ def e_step_gradient_kernel(
     """dl_ij = R_ij (dR_ij - sum_j' R_ij' dR_ij'),  dV_ij = -2 dl_ij precision d,  with d = V - mean.
 
     p_votes [N, P, S, B, H, C]; p_assignments and p_grad_assignments [N, P, S, B, C], p_children [P, S]; p_statistics
-    as in `rows.py`; p_dot, the sums over j', [N, G, B]; p_dl as the assignments, p_grad_votes as the votes.
+    as in `rows.py`; p_dot [N, G, B], the sums over j'; p_dl as the assignments, p_grad_votes as the votes.
 
-    Program (image block, child type block, pair) writes the pair's gradients.
+    Program (image block, child type block, pair) owns the gradients of its pair.
     """
     o_n, o_b, i_pair, i_l, m_child, m_out = edge_tile(p_children, N, B, BN, BB)
     o_edge = (o_n * P * S + i_pair) * B + o_b

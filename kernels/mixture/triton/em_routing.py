@@ -1,4 +1,4 @@
-"""The passes of EM routing, launched on the three views."""
+"""The passes of EM routing: each launches kernels of the three views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tritoncaps.kernels.mixture.triton.views import (
 
 
 class TritonPasses:
-    """`kernels.mixture.iteration.EMPasses`: every pass is launched at once, on the three views."""
+    """Implements `kernels.mixture.iteration.EMPasses`: every method launches its kernels immediately."""
 
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
@@ -32,7 +32,7 @@ class TritonPasses:
         self._m_step(fit, before, log_sum, out)
 
     def _m_step(self, fit: Fit, before: Tensor | None, log_sum: Tensor | None, out: Tensor) -> None:
-        """Statistics of the votes with weights r_ij = R_ij a_i; R is uniform if nothing came before."""
+        """Statistics of the votes with weights r_ij = R_ij a_i; R is uniform if ``before`` is None."""
         weights = "uniform" if before is None else "assignment"
         moments = empty_moments(self.edges)
         sum_moments(self.edges, weights, moments, p_statistics=before, p_log_sum=log_sum)
@@ -46,7 +46,7 @@ class TritonPasses:
         parents.slopes(history.statistics[-1], _before(history, -1), fit, history.slopes[-1], **grads)
 
     def slopes_before(self, fit: Fit, history: History, t: int) -> None:
-        """From the moments of iteration t's votes with weights dl_ij."""
+        """da of iteration t; the slopes of iteration t - 1 from the moments of the votes with weights dl_ij."""
         before, log_sum = history.statistics[t - 1], history.log_sums[t - 1]
         slopes, da, moments = history.slopes[t], history.da[t - 1], empty_moments(self.edges)
         child_assignment_gradient(self.edges, before, log_sum, slopes, da)
@@ -72,13 +72,13 @@ class TritonPasses:
         )
 
     def finish(self) -> None:
-        """Nothing was put off; the device works in the order of the launches."""
+        """Nothing to do: all kernels are launched, and the device runs them in order."""
 
     def beta_gradients(self, history: History, since: int) -> tuple[Tensor, Tensor]:
         return parents.beta_gradients(history.slopes[since:], self.edges.sizes["C"])
 
 
 def _before(history: History, t: int) -> Tensor | None:
-    """The statistics before iteration t."""
+    """The statistics of iteration t - 1, or None if t is the first iteration."""
     t %= len(history.statistics)
     return history.statistics[t - 1] if t else None

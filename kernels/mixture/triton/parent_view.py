@@ -1,6 +1,6 @@
 """The parent view: sums over the children of a parent.
 
-A program owns BN images and a block of 16 types at one parent location, and one share of its slots and child types.
+A program owns BN images and a block of 16 types at one parent location, and a split of its slots and child types.
 """
 
 import triton
@@ -68,7 +68,7 @@ def parent_view_kernel(
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    """The moments of the votes of a parent, over its children i, with d = V - mean (V without p_statistics).
+    """The moments of the votes for a parent, over its children i, with d = V - mean (d = V without p_statistics).
 
     WEIGHTS   "uniform"             w = a_i / competitors
               "assignment"          w = r = R a_i,  R = exp(l - log_sum)
@@ -76,23 +76,22 @@ def parent_view_kernel(
               "gradient"            w = dl = r (G - da),  G = offset + sum_h (linear_h + quadratic_h e_h) e_h
               "stored gradient"     w = weights
 
-    Of assignments: m = sum_i w d / sum_i w, sum_i w (d - m)^2 and sum_i w, each updated child by child (West 1979), so
-    that a small variance never cancels. Of gradients, which have both signs: sum_i w d, sum_i w d^2 and sum_i w.
+    For assignments: m = sum_i w d / sum_i w, sum_i w (d - m)^2 and sum_i w, updated child by child (West 1979), so that
+    a small variance does not cancel. For gradients, which have both signs: sum_i w d, sum_i w d^2 and sum_i w.
 
-    Votes: computed, from p_poses [N, L, B, 16] and p_weight, then H = COUNT = 16; or loaded, entries i_h to i_h + COUNT
-    of p_votes [N, P, S, B, H, C].
+    Votes are computed from p_poses [N, L, B, 16] and p_weight, then H = COUNT = 16; or loaded from p_votes
+    [N, P, S, B, H, C], the entries i_h, ..., i_h + COUNT - 1.
 
     p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_parents_start [L + 1]; p_log_sum and
-    p_da [N, G, B]; p_weights [N, P, S, B, C]; p_weight, p_statistics, p_slopes and p_out, which has moments, as in
-    `rows.py`.
+    p_da [N, G, B]; p_weights [N, P, S, B, C]; p_weight, p_statistics, p_slopes and p_out (moments) as in `rows.py`.
 
     Program (image block, type block, p, split), images fastest: split k takes `steps` of the S * ceil(B / BB)
-    pairs of a slot and a block of child types, and writes its rows of p_out[k, images, p, type block].
+    pairs of a slot and a block of child types, and owns p_out[k, images, p, type block].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     ABOUT_MEAN: tl.constexpr = WEIGHTS != "gradient" and WEIGHTS != "stored gradient"
     STORED: tl.constexpr = p_votes is not None
-    # Float64 has no room to keep what is per parent: it is loaded for every child.
+    # In float64, registers cannot hold the rows of the parents: they are loaded again for every child.
     RELOADED: tl.constexpr = tl.float64 == DTYPE and not STORED and WEIGHTS != "uniform"
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(C, TYPES)
@@ -141,7 +140,7 @@ def parent_view_kernel(
             m_loud = m_b
             if WEIGHTS != "stored gradient":
                 b_a = tl.load(p_activations + o_child + o_b, mask=m_b, other=0.0).to(DTYPE)
-                m_loud = m_b & (b_a != 0)  # a silent child may hold inf or nan
+                m_loud = m_b & (b_a != 0)  # the pose of a child with activation zero may be inf or nan
             o_edge = ((o_parent * S + i_s) * B + o_b) * C
             if not STORED:
                 b_pose = load_poses(p_poses, o_child + o_b, m_loud, DTYPE)
@@ -166,7 +165,7 @@ def parent_view_kernel(
                 b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
                 b_w = b_R * b_a
             if WEIGHTS == "gradient":
-                if RELOADED:  # the mask depends on R, so that the compiler cannot move the loads up
+                if RELOADED:  # a mask that depends on R: the compiler cannot move the loads to an earlier place
                     b_G0, b_linear, b_quadratic, b_origin = load_slopes(p_parent_slopes, m_b & (b_R >= 0), DTYPE)
                 b_da = tl.load(p_da + o_group + o_b).to(DTYPE)
                 b_e = about_centre(b_votes, b_d, b_origin, ANY_FIT)
@@ -195,7 +194,7 @@ def parent_view_kernel(
 
 @triton.jit
 def add(b_first, b_second, b_total, b_w, b_d):
-    """The moments with one more child: sums of w d, w d^2 and w."""
+    """Add one child to the moments: sums of w d, w d^2 and w."""
     b_new_first = ()
     b_new_second = ()
     for h in tl.static_range(len(b_d)):
@@ -207,7 +206,7 @@ def add(b_first, b_second, b_total, b_w, b_d):
 
 @triton.jit
 def add_about_mean(b_mean, b_second, b_total, b_w, b_d):
-    """The moments with one more child: mean of d, sum of w (d - mean)^2, sum of w."""
+    """Add one child to the moments: mean of d, sum of w (d - mean)^2, sum of w."""
     b_sum = b_total + b_w
     b_share = b_w / tl.where(b_sum > 0, b_sum, 1.0)
     b_weight = b_total * b_share

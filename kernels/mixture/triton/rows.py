@@ -1,14 +1,14 @@
 """The memory layout of parents and weights: rows of 16 numbers, one number for each type of a block.
 
-    statistics [N, P, blocks, 4 + 2 H, 16]           of a parent's Gaussian
-    slopes     [N, P, blocks, 3 + 3 H, 16]           of its gradient
-    moments    [splits, N, P, blocks, 1 + 2 H, 16]   of its votes
+    statistics [N, P, blocks, 4 + 2 H, 16]           the Gaussian of a parent
+    slopes     [N, P, blocks, 3 + 3 H, 16]           its gradients
+    moments    [splits, N, P, blocks, 1 + 2 H, 16]   the moments of its votes
     weight     [K, B, blocks, 16, 16]                rows are the entries of a 4x4 matrix
 
-H is the number of pose entries, C types are in blocks of 16. The distance of two rows is the same in every layer, so
-that one compiled kernel serves all, and every row is aligned, whatever the batch is. Behind the last type, mean,
-precision, slopes and weight are zero and the constant is -inf: such a type gets no share of a child, and no load needs
-a mask.
+H is the number of pose entries. The C types are divided into blocks of 16. The distance between rows is the same in
+every layer, so all layers use the same compiled kernel, and every row is aligned for any batch size. The last block is
+padded with types whose mean, precision, slopes and weight are zero and whose constant is -inf: their assignments are
+zero, and loads need no mask.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
-TYPES = tl.constexpr(16)  # of a block
-ENTRIES = tl.constexpr(16)  # of a 4x4 pose; and the most that a tuple holds of a stored vote
+TYPES = tl.constexpr(16)  # parent types of a block
+ENTRIES = tl.constexpr(16)  # entries of a 4x4 pose; also the largest number of entries of a stored vote in a tuple
 
 # rows of statistics
 CONSTANT = tl.constexpr(0)  # log a - 1/2 sum_h log(2 pi variance_h), or the log_weight of any fit
@@ -29,7 +29,7 @@ MEAN = tl.constexpr(4)  # H rows, followed by H rows of precision = 1 / (2 varia
 
 # rows of slopes
 OFFSET = tl.constexpr(0)
-TO_BETA_U = tl.constexpr(1)  # what the parent gives to the gradients of beta_u and beta_a
+TO_BETA_U = tl.constexpr(1)  # the terms of this parent in the gradients of beta_u and beta_a
 TO_BETA_A = tl.constexpr(2)
 LINEAR = tl.constexpr(3)  # H rows, followed by H rows of quadratic and H rows of origin: see `votes.about_centre`
 

@@ -1,12 +1,12 @@
-"""What all views share: the tile, the vote source and the formulas of an edge, as device functions.
+"""Device functions for all views: the tile, the vote source and the formulas of an edge.
 
-A tile is [images, child types, parent types] = [BN, BB, 16]. Every view holds the votes of such a tile in registers,
-one tile for each pose entry (a tuple), and sums over the axes that it does not own:
+A tile is [images, child types, parent types] = [BN, BB, 16]. Every view has the votes of a tile in registers, as a
+tuple with one tile for each pose entry, and sums over one of the axes:
 
     parent view  over child types      child view  over parent types      weight view  over images
 
-Indices beyond the last image and the last child type are set to the last one, so that loads need no mask; stores and
-sums over them are masked. Rows are padded with zeros beyond the last parent type: see `rows.py`.
+Indices beyond the last image or the last child type are replaced by the last one, so that loads need no mask; stores
+and sums have a mask. Rows are padded beyond the last parent type: see `rows.py`.
 
 Names in kernels: i_ index of a program or of a loop, o_ offsets, m_ mask, p_ pointer, b_ loaded or computed block.
 """
@@ -23,14 +23,14 @@ WEIGHTS = tl.constexpr(16 * 16)  # numbers of a block of weights
 
 @triton.jit
 def images_from(i_n, N, BN: tl.constexpr):
-    """A tile's images [BN, 1, 1], and which of them exist."""
+    """The images [BN, 1, 1] of a tile, and the mask of those that exist."""
     o_n = (i_n + tl.arange(0, BN)).to(tl.int64)[:, None, None]
     return tl.minimum(o_n, N - 1), o_n < N
 
 
 @triton.jit
 def child_types_from(i_b, B, BB: tl.constexpr):
-    """A tile's child types [1, BB, 1], and which of them exist."""
+    """The child types [1, BB, 1] of a tile, and the mask of those that exist."""
     o_b = i_b + tl.arange(0, BB)[None, :, None]
     return tl.minimum(o_b, B - 1), o_b < B
 
@@ -43,13 +43,13 @@ def parent_types():
 
 @triton.jit
 def load(p, mask):
-    """Zero where the mask, if there is one, is not set."""
+    """Load, with zero where the mask is false; mask None: no mask."""
     return tl.load(p) if mask is None else tl.load(p, mask=mask, other=0.0)
 
 
 @triton.jit
 def load_entries(p_entry, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
-    """COUNT tiles, at most sixteen, one for each pose entry; the next entry is `step` further."""
+    """COUNT tiles, at most sixteen, one for each pose entry; entries are `step` apart."""
     b_entries = ()
     for h in tl.static_range(COUNT if COUNT < ENTRIES else ENTRIES):
         b_entries = b_entries + (load(p_entry + h * step, mask).to(DTYPE),)
@@ -58,13 +58,13 @@ def load_entries(p_entry, step, mask, COUNT: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def load_poses(p_poses, o_child, mask, DTYPE: tl.constexpr):
-    """Sixteen tiles of poses [..., 16]; o_child counts children."""
+    """Sixteen tiles of poses [..., 16]; o_child is the index of a child."""
     return load_entries(p_poses + o_child * ENTRIES, 1, mask, ENTRIES, DTYPE)
 
 
 @triton.jit
 def load_weight(p_weight, o_block, mask, DTYPE: tl.constexpr):
-    """Sixteen tiles of weights; o_block counts blocks (k B + b) blocks + i_c."""
+    """Sixteen tiles of weights; o_block = (k B + b) blocks + i_c is the index of a block."""
     return load_entries(p_weight + o_block * WEIGHTS + parent_types(), TYPES, mask, ENTRIES, DTYPE)
 
 
@@ -93,7 +93,7 @@ def edge_votes(b_pose, b_weight, b_offset, p_votes, step, mask, COUNT: tl.conste
 
     V_xq = sum_y M_xy W_yq + [q = 3] offset_x, from sixteen tiles each of pose [BN, BB, 1] and weight [1, BB, 16].
 
-    All views must compute the same bits: what one subtracts from V, another has found as a mean of V.
+    All views must compute the same bits, because one view subtracts a mean that another view has computed from V.
     """
     b_votes = ()
     if p_votes is not None:
@@ -111,7 +111,7 @@ def edge_votes(b_pose, b_weight, b_offset, p_votes, step, mask, COUNT: tl.conste
 
 @triton.jit
 def subtract_entries(b_left, b_right):
-    """Entry by entry."""
+    """left - right, entry by entry."""
     b_difference = ()
     for h in tl.static_range(len(b_left)):
         b_difference = b_difference + (b_left[h] - b_right[h],)
@@ -129,13 +129,13 @@ def log_likelihood(b_d, b_precision, b_constant):
 
 @triton.jit
 def assignment(b_likelihood, b_log_sum):
-    """R = exp(l - log_sum), at most 1 whatever the rounding; nan stays."""
+    """R = exp(l - log_sum), at most 1 in spite of rounding errors; nan stays nan."""
     return tl.exp(tl.minimum(b_likelihood - b_log_sum, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
 def weight_slope(b_e, b_offset, b_linear, b_quadratic):
-    """G = offset + sum_h (linear_h + quadratic_h e_h) e_h: the loss's slope in r."""
+    """G = dL/dr = offset + sum_h (linear_h + quadratic_h e_h) e_h."""
     b_G = b_offset
     for h in tl.static_range(len(b_e)):
         b_G = tl.fma(tl.fma(b_quadratic[h], b_e[h], b_linear[h]), b_e[h], b_G)
@@ -144,7 +144,7 @@ def weight_slope(b_e, b_offset, b_linear, b_quadratic):
 
 @triton.jit
 def add_entries(b_left, b_right):
-    """Entry by entry."""
+    """left + right, entry by entry."""
     b_sum = ()
     for h in tl.static_range(len(b_left)):
         b_sum = b_sum + (b_left[h] + b_right[h],)
@@ -170,8 +170,8 @@ def load_slopes(p_slopes, mask, DTYPE: tl.constexpr):
 
 @triton.jit
 def about_centre(b_votes, b_d, b_origin, ANY_FIT: tl.constexpr):
-    """e = V - centre. The origin is the centre for any fit; for EM, whose centre is its mean, it is the shift from the
-    mean before, and e = d + shift."""
+    """e = V - centre. With ANY_FIT, the origin is the centre. For EM, the centre is the mean of the component: the
+    origin is the shift from the previous mean, and e = d + shift."""
     return subtract_entries(b_votes, b_origin) if ANY_FIT else add_entries(b_d, b_origin)
 
 
@@ -186,15 +186,15 @@ def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, DTYPE: tl.conste
 
 @triton.jit
 def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexpr, ANY_FIT: tl.constexpr):
-    """dL/dV of a tile in sixteen tiles, and R G: sums over all T iterations, or of the last one if not ALL.
+    """dL/dV (sixteen tiles) and R G: sums over all T iterations, or only the last iteration if not ALL.
 
-    dV = r (linear + 2 quadratic e) - 2 dl precision d,  dl = r (G - da),  d = V - mean before,  e = V - centre.
+    dV = r (linear + 2 quadratic e) - 2 dl precision d,  dl = r (G - da),  d = V - previous mean,  e = V - centre.
 
-    dl = 0 in the first iteration, where R is b_share, and if not ALL: then the assignments are constants. The centre of
-    EM is its mean: so e = d + shift, which is d of the next iteration.
+    dl = 0 in the first iteration, where R is b_share, and if not ALL, because then the assignments are constants. The
+    centre of EM is its mean, so e = d + shift is d of the next iteration.
 
     pointers  p_statistics [T - 1, ...] and p_slopes [T, ...], rows as in `rows.py`; p_log_sums and p_da
-              [T - 1, N, G, B]; if not ALL, those of the last iteration alone
+              [T - 1, N, G, B]; if not ALL, only those of the last iteration
     tile      parents n P + p, block of types, and children (n G + g) B + b
     sizes     N P blocks, blocks, N G B and T
     """
@@ -203,7 +203,7 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexp
     n_parents, n_blocks, n_children, T = sizes
     DTYPE: tl.constexpr = b_votes[0].dtype
     mask = None
-    if tl.float64 == DTYPE:  # has no room to keep terms, as the compiler would without a mask
+    if tl.float64 == DTYPE:  # without a mask, the compiler would keep terms in registers, which are too few
         mask = o_parent >= 0
     o_block = o_parent * n_blocks + i_c
     p_statistics += o_block * STATISTICS + parent_types()
@@ -217,7 +217,7 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexp
     elif not ANY_FIT:
         b_d = subtract_entries(b_votes, load_entries(p_statistics + MEAN * TYPES, TYPES, mask, ENTRIES, DTYPE))
     if ANY_FIT:
-        b_d = b_votes  # of which an iteration subtracts its own mean
+        b_d = b_votes  # each iteration subtracts its own mean
     for t in range(T - 1 if ALL else 1):
         p_before = p_statistics + t * n_parents * STATISTICS
         p_now = p_slopes + t * n_parents * SLOPES
@@ -229,7 +229,7 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexp
         b_left = ()
         b_right = ()
         b_next = ()
-        for h in tl.static_range(ENTRIES):  # as log_likelihood and weight_slope have them
+        for h in tl.static_range(ENTRIES):  # in the same order as log_likelihood and weight_slope
             b_h, b_pd, b_e, b_half, b_slope = entry_terms(b_d[h], p_before, p_now, h, mask, ANY_FIT)
             b_distance = tl.fma(b_pd, b_h, b_distance)
             b_G = tl.fma(b_half, b_e, b_G)
@@ -243,7 +243,7 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexp
         if ALL:
             b_scale = 2 * b_r * (tl.load(p_da + o_before).to(DTYPE) - b_G)
         b_sum = ()
-        if tl.float64 == DTYPE:  # loads terms again: a mask that depends on R is known no earlier
+        if tl.float64 == DTYPE:  # load the terms again: the mask depends on R, so the compiler cannot load them earlier
             b_next = ()
         for h in tl.static_range(ENTRIES):
             b_slope, b_pd = b_left[h], b_right[h]
