@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "weights"
 
 # name: sha256 of weights/NAME.pt
 CHECKSUMS: dict[str, str] = {
-    "mnist": "7e3a87d64027e76ed94d9e24bf5f6706c910e8849cc2ec7fba6f4291c8633c1d",
+    "mnist": "286af8c30048d29f73d53e520fa07e0b11e408cee3b81ee4e386358c5461ea1e",
     "toynorb": "1f3ecff58220a4bc76882d4876fbb5ad654ea929b60f237e01c5fd72fb47f116",
     "smallnorb": "5076c4d206ab357e062d4d49d89d3440792b98bfd6378c82eb6d4bcfb3e31b71",
 }

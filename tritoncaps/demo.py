@@ -39,7 +39,7 @@ CONFIG = Config(
     batch_size=32,
     lr=5e-3,
     lr_schedule="cosine",
-    loss="logit-cross-entropy",
+    margin="fixed",
     test_limit=2000,
 )
 
