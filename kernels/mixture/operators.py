@@ -51,12 +51,13 @@ def em_routing_forward(
 
     chunks = source.chunks(len(fits))
     if len(chunks) == 1:
-        outputs = tuple(x.to(poses.dtype) for x in route(chunks[0]))
+        parents, parent_activations = (x.to(poses.dtype) for x in route(chunks[0]))
     else:
-        outputs = kernels.empty_outputs(source)
+        parents, parent_activations = kernels.empty_outputs(source)
         for chunk in chunks:
-            _copy(outputs, chunk, route(chunk))
-    return *outputs, *saved
+            _copy((parents, parent_activations), chunk, route(chunk))
+    statistics, log_sums = saved
+    return parents, parent_activations, statistics, log_sums
 
 
 @fake(em_routing_forward)
