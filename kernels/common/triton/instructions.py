@@ -15,8 +15,7 @@ class Loop(NamedTuple):
     first: int
     last: int
 
-    def __contains__(self, other: object) -> bool:
-        assert isinstance(other, Loop)
+    def holds(self, other: Loop) -> bool:
         return self != other and self.first <= other.first and other.last <= self.last
 
     @property
@@ -44,7 +43,7 @@ def nest(assembly: str) -> list[int]:
     inside = loops
     while inside:
         loop = max(inside, key=lambda x: x.size)
-        inside = [x for x in loops if x in loop]
-        outermost = [x for x in inside if not any(x in y for y in inside)]
+        inside = [x for x in loops if loop.holds(x)]
+        outermost = [x for x in inside if not any(y.holds(x) for y in inside)]
         sizes.append(loop.size - sum(x.size for x in outermost))
     return sizes
