@@ -25,7 +25,7 @@ def peak_bytes(function: Callable[[], Any], device: torch.device | str = "cpu") 
             function()
     finally:
         torch.set_num_threads(threads)
-    events = profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     most = now = 0
     for _, change in changes:
