@@ -64,7 +64,7 @@ def choose(
     owners = K * blocks(B, GRADIENT.BB) * type_blocks(C)
     image_splits = min(REFERENCE_BATCH // GRADIENT.BN, blocks(WEIGHT_PROGRAMS, owners))
     pair_splits = max(1, min(blocks(WEIGHT_PROGRAMS, owners * image_splits), pairs // K, MOST_SPLITS))
-    tiles = TILES
+    tiles: tuple[Tile, ...] = TILES
     if double:  # one element for each thread: numbers take twice the registers
         tiles = tuple(one_element_each(tile, lanes) for tile in (PARENT, PARENT, CHILD, STORED, STORED))
     parent, forward, child, gradient, stored = tiles
