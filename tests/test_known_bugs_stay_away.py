@@ -123,3 +123,17 @@ def test_any_rectangle_and_any_batch(size, images):
     expected = ((size[0] - 3) // 2 + 1, size[1] - 2)
     assert result.activations.shape == (images, 2, *expected)
     assert result.poses.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_nan_of_any_bits_stays_a_nan(dtype):
+    """exp changes the bits of its result; a nan whose bits are all ones became a number."""
+    problem = Problem(RoutingMap.conv((3,), 2), EMRouting(2), images=1, in_caps=1, out_caps=1)
+    poses, activations, *others = problem.inputs(dtype)
+    ones = torch.full((1,), -1, dtype=torch.int32 if dtype == torch.float32 else torch.int64).view(dtype)
+    poses, activations = poses.clone(), torch.ones_like(activations)
+    poses[0, 0, 2] = ones
+    found = functional.em_routing(poses, activations, *others, problem.routing_map, problem.routing, "cpu")
+    # the middle child takes part in both parents, so that both are broken
+    assert found.poses.isnan().all()
+    assert found.activations.isnan().all()

@@ -390,7 +390,7 @@ def _fused_em_routing(
     return _parents(mean, activation, routing_map)
 
 
-def _fused_mixture_logits(
+def _fused_mixture(
     poses: Tensor,
     activations: Tensor,
     weight: Tensor,
@@ -404,12 +404,18 @@ def _fused_mixture_logits(
     tables, options = list(routing_map.tables(poses.device)), (routing.iterations, routing.competition)
     given = (poses, activations, weight, tables, *options, routing.gradient, backend, *parameters.values())
     mean, logit, *_ = MixtureFunction.apply(fit, *given)
-    return _parents(mean, logit, routing_map)
+    return _parents(mean, logit, routing_map)  # the logits in the dtype of the arithmetic
+
+
+def _fused_mixture_logits(*given: Any) -> Capsules:
+    mean, logit = _fused_mixture(*given)
+    return Capsules(mean, logit.to(mean.dtype))
 
 
 def _fused_mixture_routing(*given: Any) -> Capsules:
-    mean, logit = _fused_mixture_logits(*given)
-    return Capsules(mean, torch.sigmoid(logit).clone())  # a copy: backward needs the original unchanged
+    mean, logit = _fused_mixture(*given)
+    activations = torch.sigmoid(logit)  # rounded after the sigmoid, which would enlarge errors of a logit
+    return Capsules(mean, activations.to(mean.dtype, copy=True))  # a copy: backward needs the original unchanged
 
 
 def _parents(mean: Tensor, activation: Tensor, routing_map: RoutingMap) -> Capsules:

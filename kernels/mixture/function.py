@@ -37,7 +37,8 @@ class Fit(Protocol):
 
 
 class MixtureFunction(torch.autograd.Function):
-    """Mean [N, P, 16, C] and logit [N, P, C]; moments of every iteration, log_sums of all but the first."""
+    """Mean [N, P, 16, C]; logit [N, P, C], moments of every iteration and log_sums of all but the first, in the dtype of
+    the arithmetic."""
 
     generate_vmap_rule = True
 
@@ -68,8 +69,7 @@ class MixtureFunction(torch.autograd.Function):
                 mean, precision, log_weight, logit = fit(support, centre, variance, wide, t)
                 components = [mean, precision, log_weight, centre]  # centre: the next mean of the votes is near it
         # copies: a fit may return one of its inputs
-        outputs = (x.to(poses.dtype, copy=True) for x in (components[0], logit))
-        return *outputs, *moments, *log_sums
+        return components[0].to(poses.dtype, copy=True), logit.clone(), *moments, *log_sums
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -93,7 +93,7 @@ class MixtureFunction(torch.autograd.Function):
         if grad_mean is None:
             grad_mean = torch.zeros_like(moments[1], dtype=poses.dtype)
         if grad_logit is None:
-            grad_logit = torch.zeros_like(moments[0], dtype=poses.dtype)
+            grad_logit = torch.zeros_like(moments[0])
         competition, gradient, backend = ctx.options
         with _surroundings(poses, backend):
             grads = _backward(

@@ -61,7 +61,7 @@ def _(given: Given) -> tuple[Tensor, ...]:
         *_, (components, _) = reference.mixture_steps(poses, activations, weight, named, routing_map, fit.routing)
         parents = (*poses.shape[:1], weight.shape[2], routing_map.num_parents)
         mean = rearrange(components.mean.reshape(*parents, 16), "n c p h -> n p h c")
-        return mean.to(poses.dtype), components.logit.reshape(parents).transpose(1, 2).to(poses.dtype)
+        return mean.to(poses.dtype), components.logit.reshape(parents).transpose(1, 2)
 
     pull_back = torch.func.vjp(route, given.poses, given.activations, given.weight, *given.parameters)[1]
     return pull_back((given.grad_mean, given.grad_logit))

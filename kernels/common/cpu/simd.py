@@ -241,7 +241,8 @@ def exp(xs: list[Vector]) -> list[Vector]:
     shift = ir.Constant(form.integers, [mantissa] * form.lanes)
     powers = [builder.shl(x.bits(), shift) for x in shifted]
     ys = [y.from_bits(builder.add(y.bits(), power)) for y, power in zip(ys, powers, strict=True)]
-    return [y * 2.0**-extra for y in ys]
+    # x - x is 0, or nan if x is: a nan with other bits than the usual one could become a number above
+    return [fma(y, 2.0**-extra, x - x) for y, x in zip(ys, xs, strict=True)]
 
 
 # bits: (terms of the series of atanh, bits of the mantissa, bias of the exponent)
