@@ -37,8 +37,8 @@ class Fit(Protocol):
 
 
 class MixtureFunction(torch.autograd.Function):
-    """Mean [N, P, 16, C]; logit [N, P, C], moments of every iteration and log_sums of all but the first, in the dtype of
-    the arithmetic."""
+    """Mean [N, P, 16, C]; in the dtype of the arithmetic: logit [N, P, C], moments of every iteration, and log_sums of
+    all but the first."""
 
     generate_vmap_rule = True
 

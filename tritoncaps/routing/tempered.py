@@ -17,11 +17,11 @@ from tritoncaps.routing.mixture import Components, Moments
 class TemperedEMRouting(EMRouting):
     """EM routing whose E-step multiplies the log-likelihood of a vote by ``sharpness``: R_ij ~ a_j p_ij^sharpness.
 
-    The entries of a pose depend on each other, but the Gaussians of EM routing count them as 16 independent witnesses.
-    So small differences between parents grow from iteration to iteration. An untrained network with three or more
-    iterations then assigns each child to one parent almost by chance, and does not learn. With 1/16, the mean of the
-    entries decides and not their sum, and networks of 1 to 5 iterations learn alike. Means, variances and activations
-    are those of EM routing. The fit runs in torch, so a step takes longer than one of :class:`EMRouting`.
+    In our runs, an untrained network of EM routing does not start to learn with three or more iterations; with
+    ``sharpness`` 1/16 it learns with 1, 2, 3 and 5 (docs/training.md). A possible reason: the Gaussians of EM routing
+    treat the 16 entries of a pose as independent, so small differences between parents grow from iteration to
+    iteration. With 1/16, the mean of the 16 log-likelihoods decides, not their sum. Means, variances and activations
+    are those of EM routing. The fit runs in torch, so a step takes longer than a step of :class:`EMRouting`.
 
     Args:
         iterations: see :class:`EMRouting`.
@@ -31,7 +31,8 @@ class TemperedEMRouting(EMRouting):
         lambda_decay: see there.
         variance_floor: see there.
         mean_data: see there.
-        sharpness: above 0; with 1 it is EM routing, with less a vote says less about which parent gets its child.
+        sharpness: factor of the log-likelihood, above 0. With 1 it is EM routing; smaller values make assignments more
+            uniform.
 
     Raises:
         ValueError: if an option is unknown or out of its range.
