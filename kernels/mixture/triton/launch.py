@@ -82,7 +82,7 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
         return
     known = {name: edges.arguments[name] for name in _known(kernel, *edges.arguments)}
     with nullcontext() if config.needs_coalescing(kernel.fn.__name__, tile, lanes()) else uncoalesced():
-        kernel[(programs,)](**known, **arguments, BN=tile.BN, BB=tile.BB, num_warps=tile.num_warps, **OPTIONS)
+        kernel[(programs,)](**(known | arguments), BN=tile.BN, BB=tile.BB, num_warps=tile.num_warps, **OPTIONS)
     unwatched(kernel)
 
 
