@@ -8,7 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from tritoncaps import Capsules, ClassCaps, ConvCaps1d, ConvCaps2d, ConvCaps3d, EMRouting, PrimaryCaps
+from tritoncaps import (
+    Capsules,
+    ClassCaps,
+    ConvCaps1d,
+    ConvCaps2d,
+    ConvCaps3d,
+    EMRouting,
+    GraphCaps,
+    PrimaryCaps,
+    RoutingMap,
+)
 from tritoncaps.models import MatrixCapsNet
 
 
@@ -151,3 +161,20 @@ def test_model_is_an_ordinary_module():
     clone = pickle.loads(pickle.dumps(model))
     images = torch.randn(2, 1, 20, 26)
     assert torch.equal(model(images).activations, clone(images).activations)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("size", [3, 17])  # small, whose plan is kept, and larger
+def test_a_layer_may_start_in_inference_mode(backend, size):
+    """What it keeps for later calls is not bound to that mode: tables, plans and memory for copies."""
+    given = Capsules(torch.randn(2, 4, size + 1, size, 4, 4).transpose(2, 3), torch.rand(2, 4, size, size + 1))
+    nodes = Capsules(given.poses[:, :, :, 0], given.activations[..., 0])
+
+    conv, of_graph = ConvCaps2d(4, 4, 2, dilation=(1, 2), backend=backend), GraphCaps(4, 3, 2, backend=backend)
+    with torch.inference_mode():
+        graph = RoutingMap.from_edges([0, 1, 1], [0, 0, 1], size, 2, relations=[0, 1, 0])
+        first = conv(given).poses, of_graph(nodes, graph).poses
+    again = conv(given).poses, of_graph(nodes, graph).poses
+    sum(x.sum() for x in again).backward()
+    assert all(map(torch.equal, first, again))
+    assert all(x.weight.grad.isfinite().all() for x in (conv, of_graph))

@@ -30,6 +30,7 @@ from tritoncaps._internal.checks import (
     check_routing,
     check_shape,
     check_tensor,
+    check_tensors,
     form,
     once,
     under_autocast,
@@ -291,8 +292,7 @@ def mixture_assignments(
     check_routing(routing, MixtureRouting)
     check_map(routing_map)
     given = {"poses": poses, "activations": activations, "weight": weight, **parameters}
-    for name, value in given.items():
-        check_tensor(name, value)
+    check_tensors(**given)
     _check_forms(routing_map, type(routing), routing.parameter_names, tuple(given), *map(form, given.values()))
     images = zip(poses.split(1), activations.split(1), strict=True)
     return torch.cat([reference.assignments(*image, weight, parameters, routing_map, routing) for image in images])
@@ -312,8 +312,7 @@ def _routed(
     """Check the arguments, then call the reference or ``fused``, which takes the same arguments up to the backend."""
     check_map(routing_map)
     given = {"poses": poses, "activations": activations, "weight": weight, **parameters}
-    for name, value in given.items():
-        check_tensor(name, value)
+    check_tensors(**given)
     if under_autocast(poses):
         with torch.autocast(poses.device.type, enabled=False):
             of_routing = {name: x.float() for name, x in parameters.items()}
@@ -563,8 +562,7 @@ def m_step(
         "beta_u": beta_u,
         "beta_a": beta_a,
     }
-    for name, value in given.items():
-        check_tensor(name, value)
+    check_tensors(**given)
     check_number("inverse_temperature", inverse_temperature, 0.0)
     check_number("variance_floor", variance_floor, 0.0)
     check_alike(**given)
@@ -645,8 +643,7 @@ def e_step(
     """
     check_map(routing_map)
     given = {"votes": votes, **dict(zip(Gaussians._fields, gaussians, strict=True))}
-    for name, value in given.items():
-        check_tensor(name, value)
+    check_tensors(**given)
     check_alike(**given)
     _check_votes(votes, routing_map)
     parents = [votes.shape[0], votes.shape[4], *routing_map.out_size]
@@ -746,8 +743,7 @@ def dynamic_routing(
     check_routing(routing, DynamicRouting)
     given = {"poses": poses, "weight": weight} | ({} if priors is None else {"priors": priors})
     if isinstance(poses, Tensor) and under_autocast(poses):
-        for name, value in given.items():
-            check_tensor(name, value)
+        check_tensors(**given)
         with torch.autocast(poses.device.type, enabled=False):
             wide = {name: value.float() for name, value in given.items()}
             return dynamic_routing(**wide, routing_map=routing_map, routing=routing, backend=backend)
@@ -761,8 +757,7 @@ def dynamic_routing(
 def _check_vectors(poses: Tensor, weight: Tensor, priors: Tensor | None, routing_map: RoutingMap) -> None:
     check_map(routing_map)
     given = {"poses": poses, "weight": weight} | ({} if priors is None else {"priors": priors})
-    for name, value in given.items():
-        check_tensor(name, value)
+    check_tensors(**given)
     check_alike(**given)
     check_shape("poses", poses, ["N", "B", *routing_map.in_size, "D"])
     check_shape("weight", weight, [routing_map.num_weights, poses.shape[1], "C", poses.shape[-1], "E"])

@@ -205,6 +205,7 @@ class RoutingMap:
         return RoutingMap.from_tables(table, weights, _column(offset, num_slots), size, (int(num_parents),))
 
     @staticmethod
+    @torch.inference_mode(False)
     def from_tables(children: Tensor, weight_of: Tensor, offset: Tensor, in_size: Size, out_size: Size) -> RoutingMap:
         """The map with given tables, which ``tritoncaps.kernels.common.tables.Tables`` describes.
 
@@ -282,7 +283,8 @@ class RoutingMap:
         if not self._graph:
             return getattr(_kept, _keep_tables(self.key, place))
         if place not in self._graph:
-            self._graph[place] = Tables(*[table.to(place) for table in self._graph["cpu"]])
+            with torch.inference_mode(False):  # later calls may be outside of that mode
+                self._graph[place] = Tables(*[table.to(place) for table in self._graph["cpu"]])
         return self._graph[place]
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
+import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -13,12 +14,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant(function: Function) -> Function:
-    """Cache the results of a function of plain values. They are real tensors, also while torch traces or transforms,
-    and constants for its compiler."""
+    """Cache the results of a function of plain values. They are real tensors, also while torch traces or transforms or
+    is in inference mode, and constants for its compiler."""
 
     @lru_cache(maxsize=1024)
     def kept(*args: Any) -> Any:
-        with _disable_current_modes(), temporarily_clear_interpreter_stack():
+        with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.inference_mode(False):
             return function(*args)
 
     @wraps(function)

@@ -44,6 +44,10 @@ class VoteSource(NamedTuple):
         """The dtype of the arithmetic."""
         return wide_dtype(self.poses.dtype)
 
+    def empty(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Empty tensors of these shapes, in the dtype of the arithmetic."""
+        return [self.poses.new_empty(shape, dtype=self.dtype) for shape in shapes]
+
     def chunks(self, iterations: int) -> list[slice]:
         """Slices of the images that are routed together; see `kernels.mixture.chunks`."""
         (N, P, C), (_, B, L) = self.parents, self.activations.shape

@@ -50,7 +50,9 @@ def em_routing_forward(
 @fake(em_routing_forward)
 def _(given):
     kernels, source = backend_of(given.backend), given_source(given)
-    return *kernels.empty_outputs(source), *_empty_saved(kernels, source, len(given.lambdas) if given.save else 0)
+    return *kernels.empty_outputs(source), *source.empty(
+        kernels.saved_shapes(source, len(given.lambdas) if given.save else 0)
+    )
 
 
 @operator
@@ -161,11 +163,11 @@ def _forward_of_chunks(
     kernels: MixtureBackend, source: VoteSource, fits: Sequence[em_routing.Fit], save: bool
 ) -> tuple[Tensor, ...]:
     """Poses, activations, statistics and log_sums, computed chunk by chunk."""
-    saved = _empty_saved(kernels, source, len(fits) if save else 0)
+    saved = source.empty(kernels.saved_shapes(source, len(fits) if save else 0))
 
     def route(chunk: slice) -> tuple[Tensor, Tensor]:
         part = source.of_images(chunk)
-        kept = _saved_of(kernels, part, chunk, saved) if save else _empty_saved(kernels, part, len(fits))
+        kept = _saved_of(kernels, part, chunk, saved) if save else part.empty(kernels.saved_shapes(part, len(fits)))
         return em_routing.forward(kernels.em_passes(part), fits, *map(kernels.by_iteration, kept))
 
     chunks = source.chunks(len(fits))
@@ -208,12 +210,6 @@ def _backward_of_chunks(
         weight = None if weight is None or found[2] is None else weight + found[2]
         betas = [x + y for x, y in zip(betas, found[3:], strict=True)]
     return *children, weight, *betas
-
-
-def _empty_saved(kernels: MixtureBackend, source: VoteSource, iterations: int) -> list[Tensor]:
-    """Statistics [T, ...] and log_sums [T - 1, ...], in the backend's own layout."""
-    shapes = kernels.saved_shapes(source, iterations)
-    return [source.poses.new_empty(shape, dtype=source.dtype) for shape in shapes]
 
 
 def _saved_of(kernels: MixtureBackend, part: VoteSource, chunk: slice, saved: Sequence[Tensor]) -> Sequence[Tensor]:

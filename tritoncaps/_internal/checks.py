@@ -45,6 +45,11 @@ def check_tensor(name: str, value: object) -> None:
         raise TypeError(f"{name} must have a floating-point dtype, but it is {value.dtype}")
 
 
+def check_tensors(**values: object) -> None:
+    for name, value in values.items():
+        check_tensor(name, value)
+
+
 def under_autocast(x: Tensor | Form) -> bool:
     kind = x.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

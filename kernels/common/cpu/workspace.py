@@ -32,7 +32,8 @@ def scratch(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     buffers: dict[Any, Tensor] = _kept.__dict__  # keys: name and dtype
     key = (name, dtype)
     if key not in buffers or buffers[key].numel() < count:
-        buffers[key] = torch.empty(count, dtype=dtype)
+        with torch.inference_mode(False):  # a later call may write to it outside of inference mode
+            buffers[key] = torch.empty(count, dtype=dtype)
     return buffers[key][:count].view(tuple(shape))
 
 

@@ -42,7 +42,7 @@ from tritoncaps.kernels.mixture.cpu.parent_view import (
     add_moments_of,
     add_to_parents,
 )
-from tritoncaps.kernels.mixture.iteration import Fit, Gradients, History
+from tritoncaps.kernels.mixture.iteration import History
 
 
 class CPUMixture:
@@ -68,19 +68,8 @@ class CPUMixture:
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         return empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
 
-    def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return saved_shapes(source, iterations)
-
-    def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
-        return empty_history(source, statistics, log_sums)
-
-    def kept_forward(self, source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...] | None:
-        return kept_forward(source, fits, save)
-
-    def kept_backward(
-        self, source: VoteSource, fits: Sequence[Fit], given: Sequence[Tensor], gradient: str, needs: tuple[bool, bool]
-    ) -> Gradients | None:
-        return kept_backward(source, fits, given, gradient, needs)
+    saved_shapes, empty_history = staticmethod(saved_shapes), staticmethod(empty_history)
+    kept_forward, kept_backward = staticmethod(kept_forward), staticmethod(kept_backward)
 
     def em_passes(self, source: VoteSource) -> CPUPasses:
         return CPUPasses(pack(source))

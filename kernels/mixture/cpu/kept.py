@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.common.numerics import POSE
 from tritoncaps.kernels.mixture import iteration
 from tritoncaps.kernels.mixture.backend import VoteSource
+from tritoncaps.kernels.mixture.chunks import ALL
 from tritoncaps.kernels.mixture.cpu.em_routing import (
     CPUPasses,
     empty_history,
@@ -50,11 +50,9 @@ class Kept:
     """A plan with its own memory for inputs."""
 
     def __init__(self, source: VoteSource, fits: Sequence[Fit]) -> None:
-        self.inputs = tuple(torch.empty(x.shape, dtype=source.dtype) for x in source[:3])
-        poses, activations, weight = self.inputs
-        flat = poses.view(*activations.shape, POSE)
-        self.source = VoteSource(flat, activations, weight, source.tables, source.competition)
-        self.beta_u, self.beta_a = (torch.empty(len(fits[0].beta_u), dtype=source.dtype) for _ in range(2))
+        poses, activations, weight = source.empty([x.shape for x in source.of_images(ALL)[:3]])
+        self.source = VoteSource(poses, activations, weight, source.tables, source.competition)
+        self.beta_u, self.beta_a = source.empty([x.shape for x in fits[0][:2]])
         self.fits = [fit._replace(beta_u=self.beta_u, beta_a=self.beta_a) for fit in fits]
         self.take(source, fits)
         self.passes = CPUPasses(edges(*self.source))
@@ -62,9 +60,8 @@ class Kept:
     def take(self, source: VoteSource, fits: Sequence[Fit]) -> None:
         """Copy the inputs of a call."""
         own = self.source
-        for to, x in zip(self.inputs, source[:3], strict=True):
+        for to, x in zip(own[:3], source.of_images(ALL)[:3], strict=True):
             to.copy_(x)
-        own.activations.clamp_(min=0)
         self.beta_u.copy_(fits[0].beta_u)
         self.beta_a.copy_(fits[0].beta_a)
         if has_non_finite(own.poses):
@@ -74,19 +71,19 @@ class Kept:
 class Forward(Kept):
     def __init__(self, source: VoteSource, fits: Sequence[Fit]) -> None:
         super().__init__(source, fits)
-        self.saved, self.nothing = _empty_saved(self.source, len(fits)), _empty_saved(self.source, 0)
+        self.saved, self.nothing = (self.source.empty(saved_shapes(self.source, n)) for n in (len(fits), 0))
         self.outputs = iteration.forward(self.passes, self.fits, *map(by_iteration, self.saved))
 
     def __call__(self, source: VoteSource, fits: Sequence[Fit], save: bool) -> tuple[Tensor, ...]:
         self.take(source, fits)
         self.passes.finish()
-        return tuple(x.clone() for x in self.outputs + (self.saved if save else self.nothing))
+        return tuple(x.clone() for x in (*self.outputs, *(self.saved if save else self.nothing)))
 
 
 class Backward(Kept):
     def __init__(self, source: VoteSource, fits: Sequence[Fit], gradient: str, needs: tuple[bool, bool]) -> None:
         super().__init__(source, fits)
-        self.history = empty_history(self.source, *_empty_saved(self.source, len(fits)))
+        self.history = empty_history(self.source, *self.source.empty(saved_shapes(self.source, len(fits))))
         self.grads = empty_outputs(*source.parents, source.dtype)
         for x in (*self.history, *self.grads):
             x.zero_()  # this run only makes the plan
@@ -100,10 +97,6 @@ class Backward(Kept):
         self.passes.finish()
         poses, activations, weight = (None if x is None else x.clone() for x in self.found)
         return poses, activations, weight, *self.passes.beta_gradients(self.history, self.since)
-
-
-def _empty_saved(source: VoteSource, iterations: int) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(shape, dtype=source.dtype) for shape in saved_shapes(source, iterations))
 
 
 class _Plans(threading.local):
@@ -126,7 +119,8 @@ def _plan(kind: type[Kept], source: VoteSource, fits: Sequence[Fit], *options: A
     if plan is None:
         if not is_small(source.tables, source.competition, source.poses, source.weight):
             return None
-        plan = kind(source, fits, *options)
+        with torch.inference_mode(False), torch.no_grad():  # a later call may write to its memory in another mode
+            plan = kind(source, fits, *options)
         if len(plans) >= MOST:
             del plans[next(iter(plans))]
     plans[key] = plan

@@ -31,9 +31,7 @@ class Tile(NamedTuple):
 
 
 PARENT = Tile(2, 4, 4)  # one element for each thread, of two images: they share the weight
-FORWARD = Tile(
-    1, 4, 1
-)  # of the parent view in the forward pass: two parent types for each thread, which share the pose
+FORWARD = Tile(1, 4, 1)  # the parent view of the forward pass: two parent types for each thread share the pose
 CHILD = Tile(1, 8, 2)  # two parent types for each thread
 GRADIENT = Tile(1, 8, 2)  # two child types for each thread: they share what is known of the parents
 STORED = Tile(2, 8, 8)  # one element for each thread, where votes or their gradients are loaded
