@@ -15,7 +15,6 @@ rate at which schedulers issue them. It is an estimate and a lower bound, for ou
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tritoncaps import EMRouting, RoutingMap, reference
 from tritoncaps.kernels.common.triton.launching import REFERENCE_BATCH, WARP
-from tritoncaps.kernels.common.triton.resources import BUDGET, measure, variants
+from tritoncaps.kernels.common.triton.resources import budget, measure, variants
 from tritoncaps.kernels.mixture.triton.costs import Cost, em_routing_costs
 
 BATCH = 64
@@ -184,7 +183,7 @@ def count_instructions(targets: set[str]) -> None:
     for target in targets:
         for variant in variants(target):
             if variant.name in counted:
-                budget()[target][variant.name] = measure(variant, target)
+                budgets()[target][variant.name] = measure(variant, target)
 
 
 class Counter(TorchDispatchMode):
@@ -232,17 +231,15 @@ def touched(x: Tensor) -> int:
 
 def compiled(cost: Cost, target: str) -> dict[str, Any]:
     """The resources of the kernel."""
-    return budget()[target][cost.name]
+    return budgets()[target][cost.name]
 
 
-@cache
-def budget() -> dict[str, dict[str, dict[str, Any]]]:
-    return json.loads(BUDGET.read_text())
+budgets = cache(budget)
 
 
 def resources(names: list[str]) -> list[dict]:
     """Print the resources of compiled kernels as Markdown, and return them. Without names: of all kernels."""
-    targets = budget()
+    targets = budgets()
     print("| kernel | " + " | ".join(targets) + " |\n| --- |" + " --- |" * len(targets))
     rows = []
     for name in next(iter(targets.values())):

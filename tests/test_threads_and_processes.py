@@ -1,19 +1,21 @@
 """The CPU kernels in several threads and processes: same bits, no deadlock, no crash."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, functional, use_backend
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, VBRouting, functional, use_backend
 from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.common.cpu import threads as pool
 from tritoncaps.testing import Problem, gradients
@@ -33,6 +35,25 @@ def threads():
     torch.set_num_threads(3)
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+def test_fits_run_in_one_thread():
+    """Threads of OpenMP and of MKL, which computes exp and log, would take the cores from the kernels that follow."""
+    number = re.compile(r"(?:omp|mkl)_get_max_threads\(\) : (\d+)")
+    before = number.findall(torch.__config__.parallel_info())
+    seen = []
+
+    @dataclass(frozen=True)
+    class Watched(VBRouting):
+        def fit(self, moments, parameters, iteration):
+            seen.append(number.findall(torch.__config__.parallel_info()))
+            return super().fit(moments, parameters, iteration)
+
+    poses, activations = ClassCaps(2, 2, routing=Watched())(Capsules(torch.randn(1, 2, 2, 4, 4), torch.rand(1, 2, 2)))
+    (poses.sum() + activations.sum()).backward()
+    assert set(before) == {"3"}
+    assert seen == [["1"] * len(before)] * 6
+    assert number.findall(torch.__config__.parallel_info()) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

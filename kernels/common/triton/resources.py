@@ -1,15 +1,18 @@
 """What every kernel needs on every target: registers, spills, shared memory, instructions, and those of its loops.
 
     python -m tritoncaps.kernels.common.triton.resources           compare with resources.json
-    python -m tritoncaps.kernels.common.triton.resources --write   write it
+    python -m tritoncaps.kernels.common.triton.resources --write   compile every kernel and write it
     ... --any-compiler                                             compile only, with another version of Triton
 
-Kernels are compiled ahead of time, so no GPU is needed; but not under TRITON_INTERPRET=1.
+Kernels are compiled ahead of time, so no GPU is needed; but not under TRITON_INTERPRET=1. resources.json also has a
+fingerprint of the code that it describes. If the code is still the same, the comparison compiles a sample.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
 import json
 import re
 import struct
@@ -43,6 +46,7 @@ INPUTS = (
     *("p_weights", "p_left", "p_dV"),
 )
 SLACK = 1.1  # by which a compiler may exceed the budget
+SAMPLE = 16  # every so many kernels are compiled if the code is that of the budget
 FORBIDDEN = ("stack", "spills", "divisions", "strided")
 
 INDICES = (
@@ -225,34 +229,83 @@ def compile_variant(variant: Variant, target: str, coalescing: bool) -> Any:
         return triton.compile(ASTSource(**_signature(variant)), target=GPUTarget(*TARGETS[target]), options=options)
 
 
-def report(targets: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """What every variant needs on every target."""
-    return {target: {variant.name: measure(variant, target) for variant in variants(target)} for target in targets}
+def report(target: str, step: int = 1) -> dict[str, dict[str, Any]]:
+    """What the first of every ``step`` variants needs on a target."""
+    return {variant.name: measure(variant, target) for variant in list(variants(target))[::step]}
 
 
-def complaints(needs: dict[str, Any], budget: dict[str, Any]) -> list[str]:
+def budget() -> dict[str, dict[str, dict[str, Any]]]:
+    """What resources.json allows, by target and by name of a variant."""
+    return {target: record["kernels"] for target, record in json.loads(BUDGET.read_text()).items()}
+
+
+def fingerprint() -> str:
+    """A hash of what determines the machine code: the version of Triton, and the files that kernels and their tiles
+    come from, without comments and docstrings."""
+    import triton
+
+    folder = Path(__file__).parents[2]
+    files = sorted([*folder.glob("*/triton/*.py"), *folder.glob("common/*.py")])
+    code = [triton.__version__, *(_without_docstrings(ast.parse(file.read_text())) for file in files)]
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()
+
+
+def _without_docstrings(module: ast.Module) -> str:
+    for node in ast.walk(module):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(module)
+
+
+def compare(target: str) -> tuple[list[str], int]:
+    """The complaints about the kernels of a target, and the number of kernels that were compiled: a sample, if
+    resources.json is of the same code. Then the compiler must give the same numbers."""
+    record = json.loads(BUDGET.read_text()).get(target, {"fingerprint": "", "kernels": {}})
+    allowed = record["kernels"]
+    if record["fingerprint"] != fingerprint():
+        needs = report(target)
+        return complaints(target, needs, allowed), len(needs)
+    sample = report(target, SAMPLE)
+    found = [f"{target} {name}: not as in resources.json" for name, usage in sample.items() if usage != allowed[name]]
+    return found + complaints(target, allowed, allowed), len(sample)
+
+
+def complaints(target: str, needs: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
     """Every spill, and everything that exceeds the budget or has none."""
     found = []
-    for target, kernels in needs.items():
-        for name, usage in kernels.items():
-            allowed = budget.get(target, {}).get(name)
-            if allowed is None:
-                found.append(f"{target} {name}: no budget")
-                continue
-            limits = {key: allowed[key] for key in ("registers", "shared", "instructions")}
-            limits |= dict.fromkeys(FORBIDDEN, 0)
-            found += [
-                f"{target} {name}: {key} is {usage[key]}, the budget {limit}"
-                for key, limit in limits.items()
-                if usage[key] > SLACK * limit
-            ]
+    for name, usage in needs.items():
+        if name not in allowed:
+            found.append(f"{target} {name}: no budget")
+            continue
+        limits = {key: allowed[name][key] for key in ("registers", "shared", "instructions")}
+        limits |= dict.fromkeys(FORBIDDEN, 0)
+        found += [
+            f"{target} {name}: {key} is {usage[key]}, the budget {limit}"
+            for key, limit in limits.items()
+            if usage[key] > SLACK * limit
+        ]
     return found
 
 
-def _with_stack(needs: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Targets and names of kernels that spill registers."""
-    for target, kernels in needs.items():
-        yield from ((target, name) for name, usage in kernels.items() if usage["stack"] or usage["spills"])
+def write(targets: list[str]) -> None:
+    """Compile the kernels of these targets and write what they need."""
+    records = json.loads(BUDGET.read_text())
+    for target in targets:
+        records[target] = {"fingerprint": fingerprint(), "kernels": report(target)}
+    part = BUDGET.with_suffix(".part")
+    part.write_text(json.dumps(records, indent=1) + "\n")
+    part.replace(BUDGET)
+
+
+def compile_only(targets: list[str]) -> None:
+    """Compile all kernels with a Triton that has no budget, and name those that spill registers."""
+    import triton
+
+    for target in targets:
+        needs = report(target)
+        spilling = [name for name, usage in needs.items() if usage["stack"] or usage["spills"]]
+        print(f"{target}: {len(needs)} kernels compiled by Triton {triton.__version__}; {len(spilling)} need a stack")
+        print("".join(f"  {name}\n" for name in spilling), end="")
 
 
 def _variant(module: str, kernel: str, tile: Any, absent: tuple[str, ...] = (), **options: Any) -> Variant:
@@ -353,19 +406,14 @@ def main() -> int:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--any-compiler", action="store_true", help="compile only, by a Triton without a budget")
     arguments = parser.parse_args()
-    needs = report(arguments.targets)
     if arguments.any_compiler:
-        import triton
-
-        print(f"{sum(map(len, needs.values()))} kernels compiled by Triton {triton.__version__}")
-        print("\n".join(f"{place}: {name} needs a stack" for place, name in _with_stack(needs)) or "none needs a stack")
+        compile_only(arguments.targets)
         return 0
-    budget = json.loads(BUDGET.read_text())
     if arguments.write:
-        budget |= needs
-        BUDGET.write_text(json.dumps(budget, indent=1) + "\n")
-    found = complaints(needs, budget)
-    print("\n".join(found) or f"{sum(map(len, needs.values()))} kernels compiled: all within the budget")
+        write(arguments.targets)
+    results = [compare(target) for target in arguments.targets]
+    found = [complaint for complaints, _ in results for complaint in complaints]
+    print("\n".join(found) or f"all kernels are within the budget; {sum(n for _, n in results)} were compiled")
     return 1 if found else 0
 
 
