@@ -76,13 +76,13 @@ for layer, shape in ((ClassCaps(2, 3, backend="triton"), (2, 2, 3, 4, 4)),
     found += [*parents, poses.grad, *(p.grad for p in layer.parameters())]
 assert all(x.isfinite().all() and x.any() for x in found)
 from triton.runtime.interpreter import InterpretedFunction
-assert InterpretedFunction.__call__.__module__.startswith("conftest") == {patched}
+assert InterpretedFunction.__call__.__module__.startswith("interpreter") == {patched}
 print(hashlib.sha256(b"".join(x.detach().numpy().tobytes() for x in found)).hexdigest())
 """
 
 
 def test_the_patched_interpreter_gives_the_same_bits():
-    """conftest.py shortens Triton's interpreter for the tests; values and gradients keep their bits."""
+    """interpreter.py shortens Triton's interpreter for the tests; values and gradients keep their bits."""
     codes = [KERNEL.format(tests=str(ROOT / "tests"), patched=patched) for patched in (True, False)]
     runs = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
