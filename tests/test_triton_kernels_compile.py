@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tritoncaps.kernels.common.triton import resources
+
 COMPARE = """
 from tritoncaps.kernels.common.triton.resources import TARGETS, compile_variant, variants
 
@@ -26,6 +28,15 @@ def test_the_coalescing_pass_changes_nothing():
     command = [sys.executable, "-c", COMPARE]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_fingerprint_ignores_what_does_not_change_the_code():
+    code = """def kernel(x):\n    {docstring}\n    return x + {number}  # {comment}"""
+    plain, documented, changed = (
+        resources.without_docstrings(code.format(docstring=docstring, number=number, comment=comment))
+        for docstring, number, comment in (("pass", 1, ""), ("'A sum.'\n    pass", 1, "why"), ("pass", 2, ""))
+    )
+    assert plain == documented != changed
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])

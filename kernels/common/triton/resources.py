@@ -246,11 +246,13 @@ def fingerprint() -> str:
 
     folder = Path(__file__).parents[2]
     files = sorted([*folder.glob("*/triton/*.py"), *folder.glob("common/*.py")])
-    code = [triton.__version__, *(_without_docstrings(ast.parse(file.read_text())) for file in files)]
+    code = [triton.__version__, *(without_docstrings(file.read_text()) for file in files)]
     return hashlib.sha256("\n".join(code).encode()).hexdigest()
 
 
-def _without_docstrings(module: ast.Module) -> str:
+def without_docstrings(source: str) -> str:
+    """The code of a file, without comments too."""
+    module = ast.parse(source)
     for node in ast.walk(module):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             del node.body[0]
