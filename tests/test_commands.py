@@ -113,7 +113,8 @@ def test_evaluate_tests_on_all_images_unless_told(trained, capsys, tmp_path):
     capsys.readouterr()
     for limit, sentence, count in (
         ([], "smallnorb, all 40 test images: accuracy ", 40),
-        (["--test-limit", "9"], "smallnorb, 9 of the test images: accuracy ", 9),
+        (["--test-limit", "9"], "smallnorb, 9 of the 40 test images: accuracy ", 9),
+        (["--test-limit", "40"], "smallnorb, all 40 test images: accuracy ", 40),
         (["--test-limit", "99"], "smallnorb, all 40 test images: accuracy ", 40),
     ):
         assert main(["evaluate", run, *limit]) == 0

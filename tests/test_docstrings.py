@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import tritoncaps
-from tritoncaps.kernels.common import backends
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,9 +35,11 @@ DOCTESTS = (
     "models.pretrained",
     "models.tiny_capsnet",
     "regularization",
+    "routing.base",
     "routing.dynamic",
     "routing.em",
     "routing.mixture",
+    "routing.tempered",
     "routing.vb",
     "routing_map",
     "testing.checks",
@@ -46,19 +47,18 @@ DOCTESTS = (
     "testing.problems",
     "training.config",
     "training.evaluation",
+    "training.networks",
     "training.task",
     "vector_layers",
 )
 # pages of the reference whose functions and classes must have an example
 WITH_EXAMPLES = (
     *("attacks", "capsules", "convert", "data", "drawings", "functional", "layers", "losses", "models"),
-    *("regularization", "routing_map", "vector_layers"),
+    *("regularization", "routing", "routing_map", "vector_layers"),
 )
 
-INHERITED = {"extra_repr", "forward", "new_parameters", "reset_parameters", "route"}  # a base class documents them
-OUTSIDE = ("tritoncaps.kernels", "tritoncaps.routing.", "tritoncaps.training.networks")  # only some names are checked
+WITHOUT_SECTIONS = {"reset_parameters"}  # torch.nn.Linear and others have it, without arguments
 ELSEWHERE = {"Config", "Inputs"}  # the help texts of the settings, and the string below the name, describe them
-ROUTINGS = [tritoncaps.DynamicRouting, tritoncaps.EMRouting, tritoncaps.MixtureRouting, tritoncaps.VBRouting]
 
 
 def modules_of_the_reference():
@@ -79,15 +79,15 @@ def public_names(module):
         own = [name for name in own if not name.startswith("_")]
         names = [name for name in own if name in tritoncaps.__all__] or own
     found = [getattr(loaded, name) for name in names]
-    found = [x for x in found if inspect.isfunction(x) or (inspect.isclass(x) and not issubclass(x, Exception))]
-    return [x for x in found if not x.__module__.startswith(OUTSIDE)]
+    return [x for x in found if inspect.isfunction(x) or (inspect.isclass(x) and not issubclass(x, Exception))]
 
 
 def methods(cls):
-    """The public methods that a class defines itself."""
+    """The public methods that a class defines itself; a base class documents those that it defines, too."""
     for name, member in vars(cls).items():
         function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
-        if inspect.isfunction(function) and not name.startswith("_") and name not in INHERITED:
+        inherited = any(name in vars(base) for base in cls.__mro__[1:])
+        if inspect.isfunction(function) and not (name.startswith("_") or inherited or name in WITHOUT_SECTIONS):
             yield function
 
 
@@ -131,7 +131,7 @@ def test_examples_run(module):
     assert result.attempted > 0
 
 
-@pytest.mark.parametrize("thing", [*CALLABLES, *ROUTINGS, backends.use_backend], ids=full_name)
+@pytest.mark.parametrize("thing", CALLABLES, ids=full_name)
 def test_arguments_are_described(thing):
     """The section Args, or Attributes of a named tuple, has the parameters of the signature."""
     title = "Attributes" if inspect.isclass(thing) and issubclass(thing, tuple) else "Args"

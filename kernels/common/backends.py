@@ -62,6 +62,9 @@ def use_backend(name: str | None) -> Iterator[None]:
     Args:
         name: "reference", "cpu" or "triton"; None: the device of the tensors selects it.
 
+    Returns:
+        A context manager.
+
     Raises:
         ValueError: if there is no such backend.
 

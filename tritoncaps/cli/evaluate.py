@@ -25,7 +25,7 @@ from tritoncaps.training.distributed import world
 from tritoncaps.training.evaluation import views
 from tritoncaps.training.own import add_data, find_all
 from tritoncaps.training.saved import load_pretrained_network, task_by_name
-from tritoncaps.training.task import check_fits, load_test, task_of
+from tritoncaps.training.task import check_fits, limit_test, load_test, task_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     config = replace(config, **changes, test_limit=args.test_limit)  # the limit of the run is not used here
     if "data" in own:
         add_data(config.data, own["data"], data_folder(config.data_dir))
-    data = load_test(config)
+    test = load_test(replace(config, test_limit=None))
+    data = limit_test(config, test)
     check_fits(network, made_for, task_of(config, data))
     if args.by and args.by not in data.factors:
         known = ", ".join(data.factors) or "none"
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     numbers: dict[str, Any] = {
         "data": config.data,
         "images": len(data),
-        "all_images": args.test_limit is None or len(data) < args.test_limit,
+        "test_images": len(test),
+        "all_images": len(data) == len(test),
         "crops": config.crops,
         "accuracy": result.accuracy,
         **views(result, data, config.novel),
@@ -81,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(numbers: dict[str, Any], by: str | None) -> str:
-    images = f"all {numbers['images']}" if numbers["all_images"] else f"{numbers['images']} of the"
-    lines = [f"{numbers['data']}, {images} test images: accuracy {numbers['accuracy']:.2%}"]
+    count = "all" if numbers["all_images"] else f"{numbers['images']} of the"
+    lines = [f"{numbers['data']}, {count} {numbers['test_images']} test images: accuracy {numbers['accuracy']:.2%}"]
     lines += [f"{name} views: {numbers[name]:.2%}" for name in ("familiar", "novel") if name in numbers]
     if by:
         values = {degrees(by, value): accuracy for value, accuracy in numbers[by].items()}

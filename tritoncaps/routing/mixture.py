@@ -18,11 +18,23 @@ Gradient = Literal["all", "last"]
 
 
 class Moments(NamedTuple):
-    """Moments of the votes for each parent, with the weights r_ij = R_ij a_i.
+    """Moments of the votes V_ij for each parent j, with the weights r_ij = R_ij a_i: the input of a fit.
 
-    ``support`` [N, C, *out_size] is the sum of r. ``mean`` and ``variance`` [N, C, *out_size, 4, 4] are the mean and
-    the variance of the votes. All three are zero for a parent without support. ``data_per_parent`` is the number of
-    child capsules of the layer divided by the number of parent capsules.
+        support_j = sum_i r_ij
+        mean_j = sum_i r_ij V_ij / support_j
+        variance_j = sum_i r_ij (V_ij - mean_j)^2 / support_j
+
+    All three are zero for a parent without support.
+
+    Attributes:
+        support: the sum of the weights.
+        mean: the mean of the votes, entry by entry.
+        variance: the variance of the votes, entry by entry.
+        data_per_parent: the number of child capsules of the layer divided by the number of parent capsules.
+
+    Shape:
+        - support: [N, C, *out_size]
+        - mean, variance: [N, C, *out_size, 4, 4]
     """
 
     support: Tensor
@@ -34,9 +46,22 @@ class Moments(NamedTuple):
 class Components(NamedTuple):
     """The result of a fit: the Gaussian of each parent, and the logit of its activation.
 
-    ``mean`` and ``precision`` [N, C, *out_size, 4, 4], ``log_weight`` and ``logit`` [N, C, *out_size]. The next
-    assignments are the softmax over competing parents j of l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh -
-    mean_jh)^2. After the last iteration, the poses of the layer are ``mean``, its activations sigmoid(``logit``).
+    The next assignments R_ij are the softmax, over the parents j that compete for child i, of
+
+        l_ij = log_weight_j - 1/2 sum_h precision_jh (V_ijh - mean_jh)^2
+
+    After the last iteration, the poses of the layer are ``mean``, its activations sigmoid(``logit``).
+
+    Attributes:
+        mean: the mean of the Gaussian, and the pose of the parent.
+        precision: one over the variance of the Gaussian, entry by entry; at least zero.
+        log_weight: all terms of l_ij that do not depend on the vote. In EM routing it is the logarithm of the
+            activation and of the constant of the Gaussian: log a_j - 1/2 sum_h log(2 pi variance_jh).
+        logit: the number whose sigmoid is the activation.
+
+    Shape:
+        - mean, precision: [N, C, *out_size, 4, 4]
+        - log_weight, logit: [N, C, *out_size]
     """
 
     mean: Tensor
@@ -98,10 +123,34 @@ class MixtureRouting(MatrixRouting):
 
     @abstractmethod
     def fit(self, moments: Moments, parameters: Mapping[str, Tensor], iteration: int) -> Components:
-        """Compute the Gaussians and logits of the parents, with differentiable torch operations.
+        """Compute the Gaussian and the logit of each parent, with differentiable torch operations.
 
-        It may combine parents of one image, but not different images. It must get all tensors as arguments.
-        ``iteration`` counts from 0.
+        It may combine parents of one image, for example by a softmax over types, but not different images. It must get
+        all tensors as arguments. For a parent without support, it must return finite numbers.
+
+        Args:
+            moments: the moments of the votes for each parent.
+            parameters: the parameters of ``parameter_names``, by name.
+            iteration: number of the iteration, 0 to iterations - 1.
+
+        Shape:
+            - moments: support [N, C, *out_size], mean and variance [N, C, *out_size, 4, 4]
+            - parameters: [C] each, unless `new_parameters` has other shapes
+            - result: mean and precision [N, C, *out_size, 4, 4], log_weight and logit [N, C, *out_size]
+
+        Returns:
+            The Gaussians and logits.
+
+        Example:
+            >>> import torch
+            >>> from tritoncaps import EMRouting
+            >>> from tritoncaps.routing import Moments
+            >>> support, mean = torch.full((2, 16, 5, 5), 3.0), torch.randn(2, 16, 5, 5, 4, 4)
+            >>> moments = Moments(support, mean, torch.full_like(mean, 0.5), data_per_parent=4.5)
+            >>> parameters = {"beta_u": torch.zeros(16), "beta_a": torch.zeros(16)}
+            >>> components = EMRouting().fit(moments, parameters, iteration=0)
+            >>> components.precision[0, 0, 0, 0, 0, 0].item(), components.logit.shape
+            (2.0, torch.Size([2, 16, 5, 5]))
         """
 
     def route(

@@ -14,7 +14,15 @@ EM_NETWORKS = ("matrix-capsnet-small", "matrix-capsnet", "tiny-capsnet")
 
 
 class Task(NamedTuple):
-    """The task of a network: the data set's name, the size of the images and the number of classes."""
+    """The task of a network.
+
+    Attributes:
+        data: name of the data set.
+        channels: channels of an image.
+        height: rows of an image.
+        width: columns of an image.
+        classes: number of classes.
+    """
 
     data: str
     channels: int
@@ -24,8 +32,15 @@ class Task(NamedTuple):
 
 
 class Network(NamedTuple):
-    """``build`` takes a task, the number of iterations and a backend. Networks of ``EM_NETWORKS`` have more options as
-    keyword arguments. ``standardise``: the images must have mean 0 and variance 1."""
+    """An entry of the table of networks.
+
+    Attributes:
+        build: function of a task, the number of iterations and a backend that returns the network. For the networks of
+            ``EM_NETWORKS``, it has more options as keyword arguments.
+        loss: name of the default loss.
+        standardise: whether the images must have mean 0 and variance 1.
+        description: a few words about the network.
+    """
 
     build: Callable[..., nn.Module]
     loss: str
@@ -83,7 +98,27 @@ NETWORKS: dict[str, Network] = {
 
 
 def build(name: str, task: Task, iterations: int = 3, backend: str | None = None, **options: Any) -> nn.Module:
-    """``options``, only for networks of ``EM_NETWORKS``: ``routing``, ``norm``, ``dropout``, ``primary_bias``."""
+    """Build a network of the table by its name.
+
+    Args:
+        name: a key of ``NETWORKS``.
+        task: the images and the number of classes.
+        iterations: number of routing iterations; baselines ignore it.
+        backend: the ``backend`` of its layers; baselines ignore it.
+        **options: ``routing``, ``norm``, ``dropout`` and ``primary_bias``, only for networks of ``EM_NETWORKS``.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: if there is no network of this name.
+
+    Example:
+        >>> from tritoncaps.training import Task, build
+        >>> network = build("tiny-capsnet", Task("toynorb", channels=2, height=32, width=32, classes=5), iterations=2)
+        >>> type(network).__name__
+        'TinyCapsNet'
+    """
     if name not in NETWORKS:
         raise ValueError(f"model must be one of {', '.join(NETWORKS)}, but it is {name!r}")
     return NETWORKS[name].build(task, iterations, backend, **options)

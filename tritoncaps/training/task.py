@@ -54,10 +54,13 @@ def load_splits(config: Config) -> Splits:
 
 
 def load_test(config: Config) -> Data:
-    test = load(config.data, "test", config.data_dir)
-    if config.test_limit and config.test_limit < len(test):
-        test = test.split(config.test_limit, config.seed)[0]
-    return _channels(config, test)
+    return limit_test(config, _channels(config, load(config.data, "test", config.data_dir)))
+
+
+def limit_test(config: Config, test: Data) -> Data:
+    """At most ``config.test_limit`` of the images, chosen at random with the seed of the run."""
+    is_limited = config.test_limit and config.test_limit < len(test)
+    return test.split(config.test_limit, config.seed)[0] if is_limited else test
 
 
 def _channels(config: Config, data: Data) -> Data:

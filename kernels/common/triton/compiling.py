@@ -1,7 +1,8 @@
-"""Compiling fast: Triton's coalescing pass takes 97% of the time of large kernels, and changes nothing in some of them.
+"""Faster compilation and launches: skip a compiler pass that some kernels do not need, and a check at each launch.
 
-The pass chooses a layout for every load and store. Where a tile has one element for each thread there is nothing to
-choose, and the instructions are the same without it; `tests/test_triton_kernels_compile.py` compares them.
+Triton's coalescing pass takes 97% of the compile time of large kernels. It chooses a layout for every load and store.
+If a tile has one element for each thread, there is only one layout, and the instructions are the same without the pass;
+`tests/test_triton_kernels_compile.py` compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _thread = threading.local()
 
 @contextmanager
 def uncoalesced() -> Iterator[None]:
-    """Inside, this thread compiles without the coalescing pass. Without effect if Triton keeps that pass elsewhere."""
+    """In this context, this thread compiles without the coalescing pass. If a version of Triton has the pass in another
+    module, the context has no effect."""
     _install()
     before = getattr(_thread, "skips", False)
     _thread.skips = True
@@ -28,8 +30,8 @@ def uncoalesced() -> Iterator[None]:
 
 
 def unwatched(kernel: Any) -> None:
-    """After a first launch. At every launch Triton compares the constants of a kernel's file with those of then, which
-    takes a tenth of the time. Ours never change."""
+    """Call it after the first launch of a kernel. At every launch, Triton checks whether the global constants that the
+    kernel uses have changed. The check takes a tenth of the time of a launch, and our constants never change."""
     watched = getattr(kernel, "used_global_vals", None)
     if watched:
         watched.clear()
@@ -37,7 +39,8 @@ def unwatched(kernel: Any) -> None:
 
 @cache
 def _install() -> None:
-    """Make the pass ask before it joins a pipeline. Other threads and other kernels get it as before."""
+    """Replace the function that adds the pass: the new one does nothing inside `uncoalesced`. Other threads and other
+    kernels compile as before."""
     try:
         from triton._C.libtriton import passes
     except ImportError:

@@ -1,4 +1,4 @@
-"""What every kernel needs on every target: registers, spills, shared memory, instructions, and those of its loops.
+"""Registers, spills, shared memory and instructions of every kernel on every target, compared with a budget.
 
     python -m tritoncaps.kernels.common.triton.resources           compare with resources.json
     python -m tritoncaps.kernels.common.triton.resources --write   compile every kernel and write it
@@ -38,14 +38,14 @@ TARGETS = {
     "gfx942": ("hip", "gfx942", 64),
 }
 SHAPE = (32, 32)  # child and parent types of dynamic routing
-STORAGES = {"fp16": "float16", "bf16": "bfloat16"}  # what computes in float32
+STORAGES = {"fp16": "float16", "bf16": "bfloat16"}  # types of inputs for which kernels compute in float32
 POSES = ("p_poses", "p_weight", "p_weight_of", "p_offset")
 ITERATIONS = ("p_statistics", "p_slopes", "p_log_sums", "p_da")
 INPUTS = (
     *("p_poses", "p_weight", "p_activations", "p_votes", "p_assignments", "p_grad_assignments", "p_grad_votes"),
     *("p_weights", "p_left", "p_dV"),
 )
-SLACK = 1.1  # by which a compiler may exceed the budget
+SLACK = 1.1  # a kernel may need this factor more than its budget
 SAMPLE = 16  # every so many kernels are compiled if the code is that of the budget
 FORBIDDEN = ("stack", "spills", "divisions", "strided")
 
@@ -56,7 +56,7 @@ INDICES = (
 
 
 class Variant(NamedTuple):
-    """A kernel as a launch specialises it, with its constant arguments and the names of its pointers that are None."""
+    """One specialisation of a kernel: its constant arguments, the pointers that are None, warps and types."""
 
     module: str
     kernel: str
@@ -67,7 +67,7 @@ class Variant(NamedTuple):
     storage: str = "fp32"  # of the inputs
 
     def needs_coalescing(self, lanes: int) -> bool:
-        """As a launch asks it."""
+        """Whether a launch compiles this variant with Triton's coalescing pass."""
         if not self.module.startswith("mixture") or "BB" not in self.options:
             return True
         tile = config.Tile(self.options["BN"], self.options["BB"], self.num_warps)
@@ -92,9 +92,12 @@ class Variant(NamedTuple):
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every kernel with every tile that `choose` returns, in float32 and float64, for layers of all sizes; and on one
-    target each, what differs little from one to another: inputs in float16 with local competition, gradients of the
-    last iteration only and of any fit, inputs in bfloat16."""
+    """Every kernel with every tile that `choose` returns, in float32 and float64.
+
+    Other variants need almost the same on all targets, so each is compiled for one target: float16 inputs with local
+    competition (sm_80), gradients of only the last iteration and gradients of any fit (sm_90), bfloat16 inputs
+    (sm_100).
+    """
     lanes = TARGETS[target][2]
     chosen, double = (config.choose(16, 9, *SHAPE, 9, 144, is_double, lanes) for is_double in (False, True))
     for tiles, dtype in ((chosen, "fp32"), (double, "fp64")):
@@ -114,7 +117,7 @@ def variants(target: str) -> Iterator[Variant]:
 
 
 def _routing_variants(chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
-    """The views with votes in registers."""
+    """The views that compute votes."""
     absent = {
         "uniform": ("p_statistics", "p_slopes", "p_log_sum", "p_da"),
         "assignment": ("p_slopes", "p_da"),
@@ -130,7 +133,7 @@ def _routing_variants(chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
 
 
 def _any_fit_variants(chosen: Any) -> Iterator[Variant]:
-    """The gradients of a fit whose mean is not that of the votes."""
+    """The gradients of any fit, whose mean need not be the mean of the votes."""
     options = {"WEIGHTS": "gradient", "LOCAL": False, "H": 16, "COUNT": 16, "ANY_FIT": True}
     absent = ("p_votes", "p_weights")
     yield _variant("mixture.triton.parent_view", "parent_view_kernel", chosen.parent, absent, **options)
@@ -139,14 +142,14 @@ def _any_fit_variants(chosen: Any) -> Iterator[Variant]:
 
 
 def _gradient_variants(chosen: Any, LOCAL: bool = False, ALL: bool = True, ANY_FIT: bool = False) -> Iterator[Variant]:
-    """The last sweep of the backward pass."""
+    """The gradients of children and weight, at the end of the backward pass."""
     options = {"LOCAL": LOCAL, "ALL": ALL, "ANY_FIT": ANY_FIT}
     yield _variant("mixture.triton.child_view", "child_gradient_kernel", chosen.gradient, ("p_dV",), **options)
     yield _variant("mixture.triton.weight_view", "weight_view_kernel", chosen.gradient, ("p_dV",), **options)
 
 
 def _stored_variants(chosen: Any) -> Iterator[Variant]:
-    """The views and the edge view with votes in memory."""
+    """The views and the edge view of stored votes."""
     absent = {"stored assignment": ("p_statistics",), "stored gradient": ("p_activations",)}
     options: dict[str, Any]
     for weights, more in absent.items():
@@ -164,7 +167,7 @@ def _stored_variants(chosen: Any) -> Iterator[Variant]:
 
 
 def _parent_variants() -> Iterator[Variant]:
-    """What is per parent, and the sum of the weight's splits."""
+    """The kernels over parents, and the sum of the splits of the weight's gradient."""
     options = {"H": 16, "LEAST_SUPPORT": 1e-34, "BLOCK": config.PARENTS}
     given = ("p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
     outputs = ("p_moments", "p_grad_variance", "p_grad_logit")
@@ -176,7 +179,8 @@ def _parent_variants() -> Iterator[Variant]:
 
 
 def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Variant]:
-    """The views of dynamic routing and its squash, with priors; and what the first iterations leave out."""
+    """The views of dynamic routing with priors, also without the arguments that the first iterations do not have; and
+    squash."""
     from tritoncaps.kernels.dynamic.triton.squash import tile as squash_tile
 
     for E in vectors:
@@ -205,7 +209,7 @@ def _dynamic_variants(vectors: tuple[int, ...], double: bool) -> Iterator[Varian
 
 
 def measure(variant: Variant, target: str) -> dict[str, Any]:
-    """Compile a variant and read what the compiler reports."""
+    """Compile a variant for a target and read its resources from the compiled code."""
     compiled = compile_variant(variant, target, variant.needs_coalescing(TARGETS[target][2]))
     usage = _amd_usage(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia_usage(compiled.asm["cubin"])
     contiguous = 0 if variant.module.endswith("parents") else -1  # axis of a tile
@@ -218,7 +222,7 @@ def measure(variant: Variant, target: str) -> dict[str, Any]:
 
 
 def compile_variant(variant: Variant, target: str, coalescing: bool) -> Any:
-    """As a launch would, with or without Triton's coalescing pass."""
+    """Compile a variant with the options of a launch, with or without Triton's coalescing pass."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -273,7 +277,7 @@ def compare(target: str) -> tuple[list[str], int]:
 
 
 def complaints(target: str, needs: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
-    """Every spill, and everything that exceeds the budget or has none."""
+    """A line for each variant that has no budget, exceeds its budget, spills, divides in a loop or loads strided."""
     found = []
     for name, usage in needs.items():
         if name not in allowed:
@@ -316,7 +320,7 @@ def _variant(module: str, kernel: str, tile: Any, absent: tuple[str, ...] = (), 
 
 
 def _signature(variant: Variant) -> dict[str, Any]:
-    """The arguments of ASTSource: the types of a launch with aligned tensors and sizes that are not special."""
+    """The arguments of ASTSource for a launch with aligned tensors, and with sizes that Triton does not specialise."""
     import importlib
 
     import triton.language as tl
@@ -343,7 +347,8 @@ def _signature(variant: Variant) -> dict[str, Any]:
 
 
 def _habits(asm: dict[str, str], contiguous: int) -> dict[str, int]:
-    """Divisions in loops by a value that is not constant, and loads whose lanes do not follow the contiguous axis."""
+    """Number of divisions in loops by a value that is not constant, and number of strided loads: loads whose
+    neighbouring threads do not follow the contiguous axis of the tile."""
     divisors = re.findall(r"^ {6,}.* arith\.(?:div|rem)[su]i %\S+, (%\S+)", asm["ttir"], re.MULTILINE)
     orders = dict(re.findall(r"^(#\w+) = #ttg\.blocked<.*order = \[([\d, ]+)", asm["ttgir"], re.MULTILINE))
     loads = re.findall(r"tt\.load .*: tensor<([\dx]+)x!tt\.ptr<\w+>, (#\w+)>", asm["ttgir"])
@@ -365,14 +370,14 @@ def _nvidia_usage(cubin: bytes) -> dict[str, Any]:
     return {
         "registers": found["REG"],
         "stack": found["STACK"],
-        "spills": found["LOCAL"],  # what is spilled is on the stack or here
-        "instructions": _code_size(cubin) // 16,  # bytes each
-        "loops": loops,  # instructions of the loops around a vote, from the outermost inwards
+        "spills": found["LOCAL"],  # bytes of local memory; spilled registers are here or on the stack
+        "instructions": _code_size(cubin) // 16,  # an instruction has 16 bytes
+        "loops": loops,  # instructions of the loops around a vote, the outermost first
     }
 
 
 def _code_size(elf: bytes) -> int:
-    """The bytes of all sections that hold code."""
+    """The number of bytes in the sections of an ELF file that contain code."""
     (table,), (entry, count) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HH", elf, 58)
     sections = (struct.unpack_from("<IIQQQQ", elf, table + i * entry) for i in range(count))
     return sum(size for _, _, flags, _, _, size in sections if flags & 4)
@@ -389,13 +394,13 @@ def _amd_usage(assembly: str) -> dict[str, int]:
     return {
         "registers": number("vgpr_count"),
         "stack": number("private_segment_fixed_size"),
-        "spills": number("vgpr_spill_count"),  # scalar registers spill to lanes of vector registers, not to memory
+        "spills": number("vgpr_spill_count"),  # not scalar registers: they spill to vector registers, not to memory
         "instructions": len(instructions),
     }
 
 
 def _run(tool: str, *arguments: str) -> str:
-    """One of the binaries that come with Triton."""
+    """Run one of the binaries that Triton's package contains, and return its output."""
     import triton
 
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool

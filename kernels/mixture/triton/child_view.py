@@ -1,7 +1,8 @@
 """The child view: sums over the parents of a child.
 
-A program owns BN images and BB types at one child location; for the log_sum and its gradient, in one group of
-competing parents. It reads the group's pairs of a parent location and a slot from a list.
+`child_gradient_kernel`: a program owns BN images and BB child types at one child location, and sums over all parents.
+The other kernels: a program owns BN images and BB child types of one group, and sums over the parents that compete in
+this group. A program reads its pairs (parent location, slot) from two lists: p_pair_parent and p_pair_slot.
 """
 
 import triton
@@ -36,8 +37,10 @@ from tritoncaps.kernels.mixture.triton.votes import (
 
 @triton.jit
 def child_tile(N, B, BN: tl.constexpr, BB: tl.constexpr):
-    """Images, child types and the owner (a location or a group) of a program, images fastest; and the mask of its
-    children that exist."""
+    """Images [BN, 1, 1], child types [1, BB, 1] and owner of a program, and the mask [BN, BB, 1] of existing children.
+
+    The owner is a child location, a group or a pair. Programs with consecutive numbers own consecutive image blocks.
+    """
     n_images = tl.cdiv(N, BN)
     n_types = tl.cdiv(B, BB)
     i_program = tl.program_id(0)
@@ -48,7 +51,7 @@ def child_tile(N, B, BN: tl.constexpr, BB: tl.constexpr):
 
 @triton.jit
 def load_group(p_group_child, p_group_start, i_g):
-    """The child location of a group, and its range of pairs: empty in a missing slot."""
+    """The child location of group i_g, and the range of its pairs, which is empty if the group is a missing slot."""
     i_l = tl.load(p_group_child + i_g)
     i_begin = tl.load(p_group_start + i_g)
     i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)
@@ -57,7 +60,10 @@ def load_group(p_group_child, p_group_start, i_g):
 
 @triton.jit
 def load_child(p_poses, p_activations, o_child, mask, DTYPE: tl.constexpr):
-    """The activations and poses of a tile; what a silent child holds instead of a number is zero."""
+    """Activations [BN, BB, 1] and poses, sixteen tiles [BN, BB, 1], of the children o_child.
+
+    If the activation of a child is zero, each inf or nan in its pose becomes zero.
+    """
     b_a = tl.load(p_activations + o_child).to(DTYPE)
     b_loaded = load_poses(p_poses, o_child, mask, DTYPE)
     b_pose = ()
@@ -98,12 +104,15 @@ def log_sum_kernel(
 ):
     """log_sum_i = log sum_j exp(l_ij) over the parents j that compete for child i; zero if there are none.
 
-    Votes: computed, from p_poses [N, L, B, 16] and p_weight, then H = 16; or loaded, from p_votes [N, P, S, B, H, C].
+    l = constant - sum_h precision_h d_h^2,  d = V - mean.
 
-    p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_group_child [G], p_group_start [G + 1],
-    p_pair_parent and p_pair_slot [pairs]; p_weight and p_statistics as in `rows.py`; p_out [N, G, B].
+    The kernel computes the votes V from p_poses [N, L, B, 16], p_weight [K, B, blocks, 16, 16], p_weight_of [S] and
+    p_offset [S, 4], then H = 16; or it loads them from p_votes [N, P, S, B, H, C].
 
-    Program (image block, child type block, group) writes p_out[images, group, types].
+    p_activations [N, L, B]; p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs];
+    p_statistics [N, P, blocks, 4 + 2 H, 16], rows as in `rows.py`; p_out [N, G, B].
+
+    Program (image block, child type block, group) owns p_out[images, group, child types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
@@ -111,7 +120,7 @@ def log_sum_kernel(
     if p_votes is None:
         _, b_pose = load_child(p_poses, p_activations, (o_n * L + i_l) * B + o_b, None, DTYPE)
 
-    # every lane keeps a running maximum and a sum of its own parent types
+    # Each element of the tile has its own running maximum, and its own sum of exp(l - maximum).
     b_max = tl.full((BN, BB, TYPES), float("-inf"), DTYPE)
     b_sum = tl.zeros((BN, BB, TYPES), DTYPE)
     n_blocks = tl.cdiv(C, TYPES)
@@ -176,13 +185,14 @@ def assignment_gradient_kernel(
 ):
     """da_i = sum_j R_ij G_ij over the parents j that compete for child i.
 
-    R = exp(l - log_sum),  G = offset + sum_h (linear_h + quadratic_h e_h) e_h,  d = V - mean,  e = `about_centre`.
+    R = exp(l - log_sum),  l = constant - sum_h precision_h d_h^2,  d = V - mean
+    G = offset + sum_h (linear_h + quadratic_h e_h) e_h,  e = V - centre, from `about_centre`
 
-    p_poses [N, L, B, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_group_child [G], p_group_start
-    [G + 1], p_pair_parent and p_pair_slot [pairs]; p_weight, p_statistics and p_slopes as in `rows.py`; p_log_sum and
-    p_out [N, G, B].
+    p_poses [N, L, B, 16], p_weight [K, B, blocks, 16, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
+    p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [N, P, blocks, 36, 16]
+    and p_slopes [N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sum and p_out [N, G, B].
 
-    Program (image block, child type block, group) writes p_out[images, group, types].
+    Program (image block, child type block, group) owns p_out[images, group, child types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
@@ -207,7 +217,7 @@ def assignment_gradient_kernel(
             b_d = subtract_entries(b_votes, b_mean)
             b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
             m_slopes = None
-            if tl.float64 == DTYPE:  # too few registers: masks that depend on R keep the compiler from loading earlier
+            if tl.float64 == DTYPE:  # registers are few: the mask depends on R, so the compiler cannot load earlier
                 m_slopes = b_R >= 0
             p_parent_slopes = p_slopes + o_block * SLOPES + parent_types()
             b_G, b_linear, b_quadratic, b_origin = load_slopes(p_parent_slopes, m_slopes, DTYPE)
@@ -238,12 +248,12 @@ def edge_product_kernel(
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    """sum_j left_ij right_ij over the parents j that compete for child i, of two stored arrays.
+    """out_i = sum_j left_ij right_ij over the parents j that compete for child i; left and right are stored arrays.
 
     p_left, p_right [N, P, S, B, C]; p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot
     [pairs]; p_out [N, G, B].
 
-    Program (image block, child type block, group) writes p_out[images, group, types].
+    Program (image block, child type block, group) owns p_out[images, group, child types].
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
@@ -297,14 +307,15 @@ def child_gradient_kernel(
 ):
     """dM_i = sum_j dV_ij W_ij^T and da_i = sum_t sum_j R_ij G_ij over all parents j of child i.
 
-    dV is `vote_gradient` of all T iterations, or of the last if not ALL; or loaded from p_dV [N, P, S, B, 16, C], then
-    there is no da.
+    dV is the result of `vote_gradient`: the sum over all T iterations, or only the last iteration if not ALL. If p_dV
+    [N, P, S, B, 16, C] is given, the kernel loads dV from it and does not compute da.
 
-    p_poses [N, L, B, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4]; p_parents_start [L + 1],
-    p_pair_parent and p_pair_slot [pairs]; p_log_sums and p_da [T - 1, N, G, B]; p_weight, p_statistics [T - 1, ...] and
-    p_slopes [T, ...] as in `rows.py`; p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
+    p_poses [N, L, B, 16], p_weight [K, B, blocks, 16, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
+    p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [T - 1, N, P, blocks, 36, 16] and
+    p_slopes [T, N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sums and p_da [T - 1, N, G, B];
+    p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
 
-    Program (image block, child type block, child location) writes its children's gradients.
+    Program (image block, child type block, child location) owns the gradients of its children in both outputs.
     """
     DTYPE: tl.constexpr = p_grad_poses.dtype.element_ty
     o_n, o_b, i_l, m_child = child_tile(N, B, BN, BB)
@@ -328,7 +339,7 @@ def child_gradient_kernel(
         for i_c in range(n_blocks):
             b_weight = load_weight(p_weight, o_weight * n_blocks + i_c, None, DTYPE)
             if p_dV is None:
-                if tl.float64 == DTYPE:  # has no room to keep them, as the compiler would without a mask
+                if tl.float64 == DTYPE:  # registers are few: because of the mask, the compiler loads them here
                     b_a, b_pose = load_child(p_poses, p_activations, o_child, o_b + i_p + i_c >= 0, DTYPE)
                 b_dV, b_RG = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
@@ -341,7 +352,7 @@ def child_gradient_kernel(
                     ANY_FIT,
                 )
                 b_da += b_RG
-                if tl.float64 != DTYPE:  # two elements have no room to keep it, as the compiler would without a mask
+                if tl.float64 != DTYPE:  # load it again: with a mask, the compiler does not keep it in registers
                     b_weight = load_weight(p_weight, o_weight * n_blocks + i_c, o_b + i_p >= 0, DTYPE)
             else:
                 o_c = i_c * TYPES + parent_types()
@@ -357,7 +368,7 @@ def child_gradient_kernel(
 
 @triton.jit
 def add_product_transposed(b_sum, b_left, b_right):
-    """sum_xy + sum_q left_xq right_yq."""
+    """sum + left right^T of 4x4 matrices: entry xy is sum_xy + sum_q left_xq right_yq."""
     b_new = ()
     for h in tl.static_range(ENTRIES):
         b_entry = b_sum[h]

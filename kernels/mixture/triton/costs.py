@@ -1,7 +1,7 @@
-"""What a launch costs: floating-point operations and bytes, as functions of the sizes.
+"""Floating-point operations and bytes of a launch, as functions of the sizes.
 
-A fused multiply-add counts as two operations, an exponential or a division as one. Bytes are those of every array that
-a kernel reads or writes, once: what reaches memory if the caches hold the rest.
+A fused multiply-add counts as two operations, an exponential or a division as one. Each array that a kernel reads or
+writes counts once: this is the traffic to memory if the caches serve all repeated reads.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ VOTE = 2 * 4 * POSE  # also M^T dV and dV W^T
 LIKELIHOOD = 4 * POSE + 4  # d = V - mean, sum_h precision_h d_h^2, and R = exp(l - log_sum)
 SLOPE = 5 * POSE  # e = d + shift, and G
 FIRST_ITERATION = 8 * POSE + 2  # of the vote gradient
-ITERATION = LIKELIHOOD + SLOPE + 5 * POSE + 8  # d is e of the iteration before
-GAUSSIAN = 2 * POSE + 1  # rows of statistics that views read, and of slopes
-SLOPES = 3 * POSE + 1
+ITERATION = LIKELIHOOD + SLOPE + 5 * POSE + 8  # of the vote gradient; d is e of the previous iteration
+GAUSSIAN = 2 * POSE + 1  # rows of statistics that views read
+SLOPES = 3 * POSE + 1  # rows of slopes that views read
 
 
 class Cost(NamedTuple):
-    """One kind of launch of a routing."""
+    """All launches of one kernel, with one kind of weights, in a routing."""
 
     kernel: str
     launches: int
     programs: int  # of one launch
     flops: int  # of all launches
     bytes: int
-    weights: str = ""  # of the parent view
-    votes: int = 0  # of all launches, with those that fill up the last tiles
-    per_thread: int = 1  # votes of a tile that a thread computes side by side
-    trips: tuple[float, ...] = ()  # how often each loop around a vote, from the outermost inwards, runs for one tile
+    weights: str = ""  # WEIGHTS of the parent view
+    votes: int = 0  # that all launches compute, including the padding of the last tiles
+    per_thread: int = 1  # votes of a tile that a thread computes
+    trips: tuple[float, ...] = ()  # for one tile, the iterations of each loop around a vote, the outermost first
 
     @property
     def name(self) -> str:
-        """As resources.json has it, without the types."""
+        """The name of the kernel in resources.json."""
         return " ".join((self.kernel.removesuffix("_kernel"), self.weights)).strip()
 
     @property
@@ -52,8 +52,11 @@ def edge_flops(
     pose: int = POSE,
     stored: bool = False,
 ) -> int:
-    """Operations for each edge, that is for each child type and parent type of a joined pair of locations; a vote
-    gradient is of the first and of so many later iterations."""
+    """Operations for each vote: for one child type and one parent type of an edge.
+
+    `weights`: of the parent view. `first`, `later`: a vote gradient includes the first iteration, and this number of
+    later iterations. `pose`: number of pose entries. `stored`: votes, or their gradients, are loaded.
+    """
     vote = pose if stored else VOTE
     likelihood, moments, slope = 4 * pose + 4, 6 * pose + 12, 5 * pose
     extra = {
@@ -105,13 +108,13 @@ def launch_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) ->
 
 
 def parent_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
-    """The same of a launch over parents."""
+    """Triton's hook for a launch over parents."""
     flops = parent_flops(kernel.name, args.get("splits", 1), args.get("H", POSE))
     return _metadata(kernel, args, args["rows"] * args["C"] * flops)
 
 
 def sum_metadata(grid: tuple[int, ...], kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
-    """The same of a sum over splits."""
+    """Triton's hook for a sum over splits."""
     return _metadata(kernel, args, args["size"] * args["splits"])
 
 
@@ -127,9 +130,11 @@ def _metadata(kernel: Any, args: dict[str, Any], flops: int) -> dict[str, Any]:
 def em_routing_costs(
     N: int, L: int, P: int, S: int, B: int, C: int, K: int, pairs: int, T: int = 3, size: int = 4
 ) -> tuple[list[Cost], list[Cost]]:
-    """The launches of a routing with T iterations and global competition, forward and backward, of N images: L child
-    and P parent locations with S slots, B child and C parent types, K weight blocks, `pairs` joined pairs of locations,
-    and `size` bytes for a number."""
+    """The launches of EM routing with T iterations and global competition: a list for each of forward and backward.
+
+    N images, L child locations, P parent locations with S slots, B child types, C parent types, K weight blocks,
+    `pairs` edges, and `size` bytes for each number.
+    """
     chosen = config.choose(P, S, B, C, K, pairs, size == 8)
     parent_tile, child_tile, gradient_tile, splits = chosen.parent, chosen.child, chosen.gradient, chosen.parent_splits
     inputs, weight, group, parent = 17 * N * L * B + POSE * K * B * C, POSE * K * B * C, N * L * B, N * P * C
@@ -143,18 +148,18 @@ def em_routing_costs(
     weight_programs = config.blocks(B, gradient_tile.BB) * config.type_blocks(C) * K
     weight_programs *= chosen.pair_splits * image_splits
     second_programs = config.blocks(N * P * config.type_blocks(C) * config.TYPES.value, config.PARENTS)
-    later = (POSE + 1) * parent + 2 * group + POSE * parent  # precisions, constants; log_sum, da; shifts
+    later = (POSE + 1) * parent + 2 * group + POSE * parent  # precision and constant; log_sum and da; shift
     iterations = POSE * parent + (T - 1) * later + T * (2 * POSE + 1) * parent
 
     def edge(kernel: str, launches: int, programs: int, numbers: int, **options: Any) -> Cost:
         flops, weights = launches * N * pairs * B * C * edge_flops(kernel, **options), options.get("weights", "")
-        tile, inner = chosen.child, config.type_blocks(C)  # of the child view: blocks of types of a pair
-        if kernel == "parent_view_kernel":  # child types of a slot
+        tile, inner = chosen.child, config.type_blocks(C)  # inner loop of the child view: type blocks of a pair
+        if kernel == "parent_view_kernel":  # inner loop: blocks of child types of a slot
             tile = chosen.parent if weights == "gradient" else chosen.forward
             inner = config.blocks(B, tile.BB)
         elif kernel in ("child_gradient_kernel", "weight_view_kernel"):
             tile = chosen.gradient
-        if kernel == "weight_view_kernel":  # images of a pair
+        if kernel == "weight_view_kernel":  # inner loop: blocks of images of a pair
             inner = config.blocks(N, tile.BN * image_splits)
         images, children = (tile_size * config.blocks(n, tile_size) for n, tile_size in ((N, tile.BN), (B, tile.BB)))
         votes = launches * images * pairs * children * config.type_blocks(C) * config.TYPES.value
@@ -163,7 +168,7 @@ def em_routing_costs(
         return Cost(kernel, launches, programs, flops, launches * numbers * size, weights, votes, per_thread, trips)
 
     def each_parent(kernel: str, splits: list[int], numbers: int) -> Cost:
-        """With so many splits to add in each launch."""
+        """`splits`: for each launch, the number of splits that it adds."""
         flops = parent * sum(parent_flops(kernel, count) for count in splits)
         return Cost(kernel, len(splits), second_programs, flops, numbers * size)
 
@@ -176,7 +181,7 @@ def em_routing_costs(
         each_parent("outputs_kernel", [0], 2 * (POSE + 1) * parent),
     ]
     seen = inputs + (GAUSSIAN + SLOPES) * parent + 2 * group
-    shifted = 2 * POSE * parent  # means before, and shifts
+    shifted = 2 * POSE * parent  # previous means, and shifts
     backward = [
         edge("assignment_gradient_kernel", T - 1, child_programs, seen),
         edge("parent_view_kernel", T - 1, parent_programs, seen + moments, weights="gradient"),

@@ -1,4 +1,4 @@
-"""The inputs of a call as kernels read them, and how a kernel is launched on them."""
+"""`make_edges` arranges the inputs of a call as kernels read them; `launch` runs a kernel on them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Edges(NamedTuple):
     pairs: Orders
     groups: Groups
     local: bool
-    dtype: torch.dtype  # of the arithmetic and of all that is not an input
+    dtype: torch.dtype  # of the arithmetic, of intermediate results and of outputs
     config: config.Config
     sizes: dict[str, int]  # N, L, P, S, B, C and G
-    arguments: dict[str, Any]  # all of this, by the names that kernels have for it
+    arguments: dict[str, Any]  # tensors and sizes, by the argument names of the kernels
 
     def empty(self, *shape: int) -> Tensor:
         return self.tables.children.new_empty(shape, dtype=self.dtype)
@@ -48,7 +48,7 @@ def make_edges(
     votes: Tensor | None = None,
     activations: Tensor | None = None,
 ) -> Edges:
-    """Pack the inputs of a call, of `sizes` N, B and C."""
+    """Arrange the inputs of a call; `sizes` are N, B and C. Give poses and weight, or votes."""
     N, B, C = sizes
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
@@ -69,14 +69,14 @@ def make_edges(
 
 
 def arithmetic(*tensors: Tensor) -> torch.dtype:
-    """float16 and bfloat16 are for storage: compute in float32."""
+    """The type of the arithmetic: float64 if one of the tensors is float64, else float32, also for half precision."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **arguments: Any) -> None:
-    """Run every program of a kernel; nothing if there is nothing to do.
+    """Launch a kernel with this number of programs, if there are any.
 
-    The kernel gets `arguments`, and those of the edges' arrays and sizes that it has an argument for.
+    The kernel gets `arguments`, and those entries of `edges.arguments` whose names are arguments of the kernel.
     """
     if not programs:
         return
@@ -88,5 +88,5 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
 
 @cache
 def _known(kernel: Any, *names: str) -> list[str]:
-    """Those of the edges' arguments that a kernel has."""
+    """Those of the names that are arguments of the kernel."""
     return [name for name in names if name in kernel.arg_names]

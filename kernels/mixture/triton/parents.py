@@ -1,10 +1,15 @@
-"""What is per parent and not per edge: an M-step's last lines, their gradients, and the outputs.
+"""Kernels over parents: Gaussians and logits from moments, the gradients of both, and the outputs of a layer.
 
-These kernels are the second pass of the parent view: they add up its splits, always in the same order. A program owns
-BLOCK parents, of whole blocks of 16 types, and all their H pose entries, in tiles [BLOCK, 16].
+These kernels follow the parent view. They add its splits, always in the same order. A program owns BLOCK parents and
+all their H pose entries; a tile is [parents, pose entries] = [BLOCK, 16].
 
-Rows of statistics, slopes and moments are those of `rows.py`; views read them as they are. docs/backward.md derives the
-formulas.
+Shapes in this file, where rows = N P parent locations of all images, and `rows.py` names the rows of a block:
+
+    moments    [splits, rows, blocks, 1 + 2 H, 16]
+    statistics [rows, blocks, 4 + 2 H, 16]
+    slopes     [rows, blocks, 3 + 3 H, 16]
+
+docs/backward.md derives the formulas.
 """
 
 from __future__ import annotations
@@ -65,13 +70,16 @@ def fit_kernel(
     LEAST_SUPPORT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The statistics of every parent, from the moments of d = V - mean before, taken by split k about its mean m_k.
+    """The M-step of EM: the statistics of every parent, from the moments of d = V - previous mean.
+
+    Split k gives S_k = sum r, m_k = sum r d / S_k and second_k = sum r (d - m_k)^2 over its part of the children.
 
     S = sum_k S_k,  m = sum_k S_k m_k / S,  variance = max(sum_k [second_k + S_k (m_k - m)^2] / S, floor)
-    mean = mean before + m;  zero if S is too small to divide by
+    mean = previous mean + m, or zero if S <= LEAST_SUPPORT
     logit = inverse_temperature (beta_a - S / mean_data sum_h (beta_u + 1/2 log variance_h))
 
-    p_moments; p_before and p_out, which are statistics; p_before None: then d = V; p_beta_u, p_beta_a [C].
+    p_moments: moments; p_before: statistics with the previous mean, or None, then d = V; p_beta_u, p_beta_a [C];
+    p_out: statistics.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     o_block, o_lane, o_c, _, m_j, m_real = parent_tile(rows, C, BLOCK)
@@ -84,14 +92,14 @@ def fit_kernel(
     for i_h in tl.static_range(0, H, ENTRIES):
         o_h, m_h = entry_tile(i_h, H, m_real)
         b_support, b_m, b_second = merge_splits(p_moments, step, splits, o_h, m_real, m_h, H, BLOCK, DTYPE)
-        m_empty = b_support <= LEAST_SUPPORT  # false for nan
+        m_empty = b_support <= LEAST_SUPPORT  # false if the support is nan
         b_inverse = 1.0 / tl.where(m_empty, 1.0, b_support)
         b_variance = tl.maximum(b_second * b_inverse, b_floor, propagate_nan=tl.PropagateNan.ALL)
         b_log_variance += tl.where(m_h, tl.log(b_variance), 0.0)
         b_mean = b_m
         if p_before is not None:
             b_mean += tl.load(p_before + o_rows + (MEAN + o_h) * TYPES, mask=m_h, other=0.0).to(DTYPE)
-        b_mean = tl.where(m_empty, b_m * 0.0, b_mean)  # nan stays
+        b_mean = tl.where(m_empty, b_m * 0.0, b_mean)  # zero, but nan stays nan
         b_precision = tl.where(m_h, 0.5 / b_variance, 0.0)
         m_entry = m_j & (o_h < H)
         tl.store(p_out + o_rows + (MEAN + o_h) * TYPES, b_mean, mask=m_entry)
@@ -136,22 +144,24 @@ def slopes_kernel(
     LEAST_SUPPORT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The slopes of an M-step, from the gradients g of what it found, and shift = mean before - mean.
+    """The gradient of the M-step of EM: slopes, from the gradients gmean, gvariance and glogit of its results.
 
     gcost     = -inverse_temperature glogit / mean_data
     gv        = gvariance + gcost S / (2 variance), or zero where the variance is at the floor
     linear    = gmean / S,  quadratic = gv / S
     offset    = gcost sum_h (beta_u + 1/2 log variance_h) - sum_h quadratic_h variance_h
-    to beta_u: H gcost S;  to beta_a: inverse_temperature glogit
+    shift     = previous mean - mean
+    terms of this parent in the gradients: H gcost S of beta_u, inverse_temperature glogit of beta_a
 
-    The gradients: from the moments m0, m1, m2 of dl in the iteration after,
+    In the last iteration the gradients are given. If p_grad_variance is None, gvariance = 0. If p_grad_logit is None,
+    glogit = gactivation a (1 - a). In the other iterations p_moments is given: m0, m1 and m2 are the sums of dl, dl d
+    and dl d^2 of the next iteration, and
 
-    gmean = m1 / variance,  gvariance = 1/2 (m2 / variance - m0) / variance,  glogit = m0 (1 - a);
+    gmean = m1 / variance,  gvariance = 1/2 (m2 / variance - m0) / variance,  glogit = m0 (1 - a).
 
-    or given, with zero for p_grad_variance None, and glogit = gactivation a (1 - a) if p_grad_logit is None.
-
-    p_moments or None; p_grad_mean, p_grad_variance [rows, H, C], p_grad_logit, p_grad_activation [rows, C];
-    p_statistics and p_before, which are statistics; p_before None: the shift is zero; p_beta_u [C]; p_out: slopes.
+    p_moments: moments, or None; p_grad_mean, p_grad_variance [rows, H, C], p_grad_logit, p_grad_activation [rows, C];
+    p_statistics: statistics; p_before: statistics with the previous mean, or None, then the shift is zero;
+    p_beta_u [C]; p_out: slopes.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     o_block, o_lane, o_c, o_j, m_j, m_real = parent_tile(rows, C, BLOCK)
@@ -223,12 +233,12 @@ def moments_kernel(
     LEAST_SUPPORT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Support, mean and variance of every parent's votes, from what the splits found of d = V - mean before.
+    """Support, mean and variance of the votes for each parent, from the moments of d = V - previous mean.
 
-    As in `fit_kernel`, but nothing is clamped: an own fit follows.
+    The formulas of S, m and mean are those of `fit_kernel`. The variance has no floor: the user's fit comes next.
 
-    p_moments; p_before, which is statistics, or None: then d = V; p_support [rows, C]; p_mean and p_variance
-    [rows, 16, C].
+    p_moments: moments; p_before: statistics with the previous mean, or None, then d = V; p_support [rows, C];
+    p_mean and p_variance [rows, 16, C].
     """
     DTYPE: tl.constexpr = p_support.dtype.element_ty
     H: tl.constexpr = ENTRIES
@@ -259,11 +269,12 @@ def component_gradients_kernel(
     C,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of a parent's components, from the moments m0, m1, m2 of dl in the iteration after.
+    """Gradients of the components, from the sums m0 of dl, m1 of dl d and m2 of dl d^2 of the next iteration.
 
     gmean = m1 / variance,  gprecision = -1/2 m2,  glog_weight = m0
 
-    p_moments, p_statistics; p_grad_mean, p_grad_precision [rows, 16, C], p_grad_log_weight [rows, C].
+    p_moments: moments; p_statistics: statistics; p_grad_mean, p_grad_precision [rows, 16, C], p_grad_log_weight
+    [rows, C].
     """
     DTYPE: tl.constexpr = p_grad_mean.dtype.element_ty
     H: tl.constexpr = ENTRIES
@@ -284,9 +295,10 @@ def component_gradients_kernel(
 
 @triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "C"], do_not_specialize_on_alignment=UNALIGNED)
 def components_kernel(p_mean, p_precision, p_log_weight, p_out, rows, C, BLOCK: tl.constexpr):
-    """The statistics that views read, of given components; for them precision is 1 / (2 variance).
+    """Copies the components of a fit to statistics. The rows of precision are 1 / (2 variance): half of p_precision.
 
-    p_mean, p_precision [rows, 16, C], p_log_weight [rows, C]; p_out: statistics.
+    p_mean, p_precision [rows, 16, C], p_log_weight [rows, C]; p_out: statistics. The kernel writes only the rows that
+    views read: constant, mean and precision.
     """
     o_block, o_lane, o_c, o_j, m_j, m_real = parent_tile(rows, C, BLOCK)
     o_h, m_h = entry_tile(0, ENTRIES, m_real)
@@ -301,9 +313,10 @@ def components_kernel(p_mean, p_precision, p_log_weight, p_out, rows, C, BLOCK: 
 
 @triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "C"], do_not_specialize_on_alignment=UNALIGNED)
 def given_slopes_kernel(p_offset, p_linear, p_quadratic, p_centre, p_out, rows, C, BLOCK: tl.constexpr):
-    """The slopes that views read, of given ones; their origin is the centre.
+    """Copies offset, linear, quadratic and centre to slopes. The rows of the origin are the centre.
 
-    p_offset [rows, C], p_linear, p_quadratic, p_centre [rows, 16, C]; p_out: slopes.
+    p_offset [rows, C], p_linear, p_quadratic, p_centre [rows, 16, C]; p_out: slopes. The kernel does not write the rows
+    of beta_u and beta_a.
     """
     o_block, o_lane, o_c, o_j, m_j, m_real = parent_tile(rows, C, BLOCK)
     o_h, m_h = entry_tile(0, ENTRIES, m_real)
@@ -318,9 +331,9 @@ def given_slopes_kernel(p_offset, p_linear, p_quadratic, p_centre, p_out, rows, 
 
 @triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "C"])
 def outputs_kernel(p_statistics, p_poses, p_activations, rows, C, BLOCK: tl.constexpr):
-    """The means, and a = sigmoid(logit).
+    """The outputs of EM routing: pose = mean, a = sigmoid(logit).
 
-    p_statistics; p_poses [rows, 16, C], p_activations [rows, C].
+    p_statistics: statistics; p_poses [rows, 16, C], p_activations [rows, C].
     """
     o_block, o_lane, o_c, o_j, _, m_real = parent_tile(rows, C, BLOCK)
     o_h, m_h = entry_tile(0, ENTRIES, m_real)
@@ -333,8 +346,8 @@ def outputs_kernel(p_statistics, p_poses, p_activations, rows, C, BLOCK: tl.cons
 
 @triton.jit
 def parent_tile(rows, C, BLOCK: tl.constexpr):
-    """Of a program's parents, [BLOCK, 1]: number of their block, lane in it, type, row n P + p, the mask of those that
-    have a place in memory, and of those that exist. Lanes run along types."""
+    """The parents of a program, six tiles [BLOCK, 1]: index of the block, lane in the block (0 to 15), type, row
+    n P + p, mask of parents with a place in memory (padding included), mask of parents that exist."""
     n_blocks = tl.cdiv(C, TYPES)
     o_place = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
     o_block = o_place // TYPES
@@ -346,18 +359,21 @@ def parent_tile(rows, C, BLOCK: tl.constexpr):
 
 @triton.jit
 def entry_tile(i_h, H, m_j):
-    """Sixteen pose entries from i_h on, [1, 16], and the mask [BLOCK, 16]."""
+    """The pose entries i_h to i_h + 15, [1, 16], and the mask [BLOCK, 16] of those below H of the parents m_j."""
     o_h = i_h + tl.arange(0, ENTRIES)[None, :]
     return o_h, m_j & (o_h < H)
 
 
 @triton.jit
 def merge_splits(p_moments, step, splits, o_h, m_j, m_h, H, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
-    """Support S, mean m and sum of r (d - m)^2 of all splits: each took them about its own mean."""
+    """S = sum r, m = sum r d / S and sum r (d - m)^2 of all splits; each split has the sums about its own mean.
+
+    p_moments points to split 0, and `step` is the distance to the next split.
+    """
     b_support = tl.zeros((BLOCK, 1), DTYPE)
     b_m = tl.zeros((BLOCK, ENTRIES), DTYPE)
     b_second = tl.zeros((BLOCK, ENTRIES), DTYPE)
-    for k in range(splits):  # as the parent view adds a child
+    for k in range(splits):  # the formula is that of parent_view.add_about_mean
         p_split = p_moments + k * step
         b_total = tl.load(p_split + TOTAL * TYPES, mask=m_j, other=0.0)
         b_sum = b_support + b_total
@@ -372,7 +388,7 @@ def merge_splits(p_moments, step, splits, o_h, m_j, m_h, H, BLOCK: tl.constexpr,
 
 @triton.jit
 def add_splits(p_partial, step, splits, mask, DTYPE: tl.constexpr):
-    """sum_k partial_k."""
+    """The sum of partial over the splits; `step` is the distance from one split to the next."""
     b_sum = tl.load(p_partial, mask=mask, other=0.0).to(DTYPE)
     for k in range(1, splits):
         b_sum += tl.load(p_partial + k * step, mask=mask, other=0.0)
@@ -381,7 +397,7 @@ def add_splits(p_partial, step, splits, mask, DTYPE: tl.constexpr):
 
 @triton.jit
 def cost_of_datum(b_log_variance, p_beta_u, o_c, m_j, H, DTYPE: tl.constexpr):
-    """sum_h (beta_u + 1/2 log variance_h)."""
+    """sum_h (beta_u + 1/2 log variance_h), from p_beta_u [C] and b_log_variance = sum_h log variance_h."""
     return H * tl.load(p_beta_u + o_c, mask=m_j, other=0.0).to(DTYPE) + 0.5 * b_log_variance
 
 
@@ -397,7 +413,7 @@ def entries_of(statistics: Tensor) -> int:
 
 
 def fit(moments: Tensor, before: Tensor | None, fit: Fit, out: Tensor) -> None:
-    """Write the statistics of every parent, from moments that each split took about its own mean."""
+    """M-step: write statistics [N, P, blocks, 4 + 2 H, 16], from moments [splits, N, P, blocks, 1 + 2 H, 16]."""
     _launch(
         fit_kernel,
         fit,
@@ -412,7 +428,10 @@ def fit(moments: Tensor, before: Tensor | None, fit: Fit, out: Tensor) -> None:
 
 
 def slopes(statistics: Tensor, before: Tensor | None, fit: Fit, out: Tensor, **given: Tensor) -> None:
-    """Write the slopes of an M-step, from the moments or the gradients that the kernel has arguments for."""
+    """Gradient of an M-step: write slopes [N, P, blocks, 3 + 3 H, 16].
+
+    `given` has p_moments of the next iteration, or the gradients of the results (p_grad_mean, ...): see the kernel.
+    """
     sources = ("p_moments", "p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
     _launch(
         slopes_kernel,
@@ -428,7 +447,7 @@ def slopes(statistics: Tensor, before: Tensor | None, fit: Fit, out: Tensor, **g
 
 
 def moments(partial: Tensor, before: Tensor | None, support: Tensor, mean: Tensor, variance: Tensor) -> None:
-    """Write support [N, P, C], mean and variance [N, P, 16, C], from what each split found about its own mean."""
+    """Write support [N, P, C], mean and variance [N, P, 16, C], from the moments of all splits."""
     least = least_support(support.dtype)
     given = {"p_moments": partial, "p_before": before, "splits": len(partial), "LEAST_SUPPORT": least}
     _each_parent(moments_kernel, support.shape, **given, p_support=support, p_mean=mean, p_variance=variance)
@@ -437,7 +456,7 @@ def moments(partial: Tensor, before: Tensor | None, support: Tensor, mean: Tenso
 def component_gradients(
     partial: Tensor, statistics: Tensor, grad_mean: Tensor, grad_precision: Tensor, grad_log_weight: Tensor
 ) -> None:
-    """Write the gradients of mean and precision [N, P, 16, C] and of log_weight [N, P, C]."""
+    """Write the gradients of mean and precision [N, P, 16, C] and of log_weight [N, P, C], from the moments of dl."""
     _each_parent(
         component_gradients_kernel,
         grad_log_weight.shape,
@@ -451,7 +470,7 @@ def component_gradients(
 
 
 def outputs(statistics: Tensor, types: int) -> tuple[Tensor, Tensor]:
-    """Poses [N, P, 16, C] and activations [N, P, C]."""
+    """Poses [N, P, 16, C] and activations [N, P, C], from statistics of C = types parent types."""
     N, P = statistics.shape[:2]
     poses, activations = statistics.new_empty(N, P, entries_of(statistics), types), statistics.new_empty(N, P, types)
     given = {"p_statistics": statistics, "p_poses": poses, "p_activations": activations}
@@ -460,26 +479,26 @@ def outputs(statistics: Tensor, types: int) -> tuple[Tensor, Tensor]:
 
 
 def components(mean: Tensor, precision: Tensor, log_weight: Tensor, out: Tensor) -> None:
-    """Write the statistics of given components [N, P, 16, C] and [N, P, C]."""
+    """Copy mean and precision [N, P, 16, C] and log_weight [N, P, C] to statistics."""
     given = {"p_mean": mean.contiguous(), "p_precision": precision.contiguous()}
     _each_parent(components_kernel, log_weight.shape, **given, p_log_weight=log_weight.contiguous(), p_out=out)
 
 
 def given_slopes(offset: Tensor, linear: Tensor, quadratic: Tensor, centre: Tensor, out: Tensor) -> None:
-    """Write the slopes of given ones, [N, P, C] and [N, P, 16, C]."""
+    """Copy offset [N, P, C], and linear, quadratic and centre [N, P, 16, C], to slopes."""
     given = {"p_linear": linear.contiguous(), "p_quadratic": quadratic.contiguous(), "p_centre": centre.contiguous()}
     _each_parent(given_slopes_kernel, offset.shape, **given, p_offset=offset.contiguous(), p_out=out)
 
 
 def beta_gradients(slopes: Tensor, types: int) -> tuple[Tensor, Tensor]:
-    """dL/dbeta_u and dL/dbeta_a, [C], of slopes [T, N, P, blocks, 3 + 3 H, 16]."""
+    """dL/dbeta_u [C] and dL/dbeta_a [C], from slopes [T, N, P, blocks, 3 + 3 H, 16]."""
     sums = slopes[..., TO_BETA_U.value : TO_BETA_A.value + 1, :].sum(dim=(0, 1, 2))
     to_beta_u, to_beta_a = unpack(sums, types)
-    return to_beta_u.clone(), to_beta_a.clone()  # an operator's outputs share no memory
+    return to_beta_u.clone(), to_beta_a.clone()  # torch requires that the outputs of an operator share no memory
 
 
 def _launch(kernel: Any, fit: Fit, **arguments: Any) -> None:
-    """Launch a kernel of an M-step."""
+    """Launch `fit_kernel` or `slopes_kernel` with the options of the M-step."""
     out, (types,) = arguments["p_out"], fit.beta_u.shape
     _each_parent(
         kernel,
@@ -493,7 +512,7 @@ def _launch(kernel: Any, fit: Fit, **arguments: Any) -> None:
 
 
 def _each_parent(kernel: Any, shape: Sequence[int], **arguments: Any) -> None:
-    """Programs for all parents [N, P, C]."""
+    """Launch as many programs as cover all parents; `shape` is N, P, C."""
     N, P, C = shape
     places = N * P * type_blocks(C) * TYPES.value
     if places:

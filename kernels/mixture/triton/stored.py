@@ -1,8 +1,12 @@
 """Votes, coordinate addition, M-step and E-step on arrays in memory, forward and backward.
 
-Votes are [N, P, S, B, C, H] and assignments [N, P, S, B, C], for any pose size H; parents' arrays are [N, P, C, H] and
-[N, P, C], children's [N, B, L, 16] and [N, B, L]. In memory types are fastest, as kernels read them: a transposed view
-of what these functions return is contiguous. What missing slots hold is never read, and is written as zero.
+Shapes, for any number H of pose entries:
+
+    votes       [N, P, S, B, C, H]     mean, variance  [N, P, C, H]     poses        [N, B, L, 16]
+    assignments [N, P, S, B, C]        logit           [N, P, C]        activations  [N, B, L]
+
+Kernels read and write votes with the types last, [N, P, S, B, H, C]. Votes that these functions return have the strides
+of such an array. The kernels do not read missing slots, and write zeros to them.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ def pose_votes_forward(poses: Tensor, weight: Tensor, tables: Tables) -> Tensor:
 
 
 def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    """dL/dM [N, B, L, 16] and dL/dW [K, B, C, 4, 4]."""
+    """dL/dM [N, B, L, 16] and dL/dW [K, B, C, 4, 4], from dL/dV [N, P, S, B, C, 16]."""
     edges = _pose_edges(poses, weight, tables)
     given = {"p_dV": _types_fastest(grad_votes), "T": 0, "ALL": False, "ANY_FIT": False}
     given |= dict.fromkeys(("p_statistics", "p_slopes", "p_log_sums", "p_da"))
@@ -62,7 +66,7 @@ def pose_votes_backward(grad_votes: Tensor, poses: Tensor, weight: Tensor, table
 
 
 def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
-    """Votes [N, P, S, B, C, 16] plus the map's offset of each slot, in the right-hand column."""
+    """Add the offset of each slot in the routing map to the right-hand column of its votes [N, P, S, B, C, 16]."""
     edges = _edges(votes, None, tables, "global")
     out, offset = empty_votes(votes, votes.shape), offset_of(tables, edges.dtype)
     _each_edge(edges, edge_view.coordinate_addition_kernel, p_offset=offset, p_out=out.transpose(4, 5))
@@ -70,7 +74,7 @@ def coordinate_addition_forward(votes: Tensor, tables: Tables) -> Tensor:
 
 
 def statistics_shape(images: int, parents_count: int, types: int, entries: int) -> tuple[int, ...]:
-    """The shape of what an M-step keeps."""
+    """The shape of the statistics that an M-step keeps for its gradient; `entries` is H."""
     return images, parents_count, type_blocks(types), statistics_rows(entries), TYPES.value
 
 
@@ -85,7 +89,8 @@ def m_step_forward(
     variance_floor: float,
     mean_data: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fit every parent's Gaussian to its votes: mean, variance, logit and statistics, rows as in `rows.py`."""
+    """The M-step: mean [N, P, C, H], variance [N, P, C, H] and logit [N, P, C] of every parent, and its statistics
+    [N, P, blocks, 4 + 2 H, 16], rows as in `rows.py`."""
     edges = _edges(votes, activations, tables, "global")
     N, P, _, _, C, H = votes.shape
     moments = _moments(edges, "stored assignment", assignments.contiguous(), None)
@@ -94,7 +99,7 @@ def m_step_forward(
     parents.fit(moments, None, fit, statistics)
     rows = unpack(statistics, C).clone()
     logit, mean, precision = rows[:, :, LOGIT.value], rows[:, :, MEAN.value :][:, :, :H], rows[:, :, -H:]
-    variance = (0.5 / precision).clamp(min=variance_floor)  # whatever the rounding
+    variance = (0.5 / precision).clamp(min=variance_floor)  # 0.5 / precision may be rounded to less
     copy = mean.transpose(2, 3).clone(memory_format=torch.contiguous_format)
     return copy, variance.transpose(2, 3), logit.clone(), statistics
 
@@ -113,7 +118,7 @@ def m_step_backward(
     variance_floor: float,
     mean_data: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of votes, assignments, activations, beta_u and beta_a."""
+    """Gradients of votes, assignments, activations, beta_u [C] and beta_a [C]."""
     edges = _edges(votes, activations, tables, "global")
     fit = Fit(widen(beta_u), widen(beta_u), inverse_temperature, variance_floor, mean_data)
     N, P, _, _, C, H = votes.shape
@@ -149,7 +154,7 @@ def m_step_backward(
 def e_step_forward(
     votes: Tensor, mean: Tensor, variance: Tensor, logit: Tensor, tables: Tables, competition: str
 ) -> Tensor:
-    """Share every child among its parents: assignments [N, P, S, B, C]."""
+    """The E-step: assignments R_ij = exp(l_ij - log_sum_i), [N, P, S, B, C]."""
     edges = _edges(votes, None, tables, competition)
     statistics = _statistics(mean, variance, logit)
     assignments = votes.new_empty(votes.shape[:5])
@@ -176,7 +181,7 @@ def e_step_backward(
     tables: Tables,
     competition: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of votes, mean, variance and logit; `assignments` is what the forward pass returned."""
+    """Gradients of votes, mean, variance and logit; `assignments` is the result of the forward pass."""
     edges = _edges(votes, None, tables, competition)
     assignments, grad_assignments = assignments.contiguous(), grad_assignments.contiguous()
     statistics = _statistics(mean, variance, logit)
@@ -203,7 +208,7 @@ def e_step_backward(
 
 
 def _statistics(mean: Tensor, variance: Tensor, logit: Tensor) -> Tensor:
-    """The rows of given Gaussians, as far as an E-step reads them: mean, precision and constant."""
+    """Statistics [N, P, blocks, 4 + 2 H, 16] with the rows that an E-step reads: mean, precision and constant."""
     mean, variance, logit = widen(mean).transpose(2, 3), widen(variance).transpose(2, 3), widen(logit)
     constant = F.logsigmoid(logit) - 0.5 * (2 * math.pi * variance).log().sum(dim=2)
     unread = logit[:, :, None].expand(-1, -1, MEAN.value - 1, -1)
@@ -213,7 +218,7 @@ def _statistics(mean: Tensor, variance: Tensor, logit: Tensor) -> Tensor:
 
 
 def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | None) -> Tensor:
-    """The moments of stored votes with stored weights, about the mean of `statistics`."""
+    """The moments of stored votes minus the mean of `statistics`; the weights [N, P, S, B, C] are stored as well."""
     assert edges.votes is not None
     out = empty_moments(edges, edges.votes.shape[4])
     for i_h in range(0, edges.votes.shape[4], ENTRIES):
@@ -222,7 +227,8 @@ def _moments(edges: Edges, weights: str, stored: Tensor, statistics: Tensor | No
 
 
 def empty_votes(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """[N, P, S, B, C, H] with types fastest in memory, but no view: a user may change a result in place."""
+    """An empty tensor [N, P, S, B, C, H] that is contiguous as [N, P, S, B, H, C]. It is not a view of another tensor,
+    so that users can change it in place."""
     return torch.empty_permuted(tuple(shape), (0, 1, 2, 3, 5, 4), dtype=x.dtype, device=x.device)
 
 
@@ -245,13 +251,13 @@ def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competitio
 
 
 def _like_votes(edges: Edges) -> Tensor:
-    """Memory for as many numbers as the votes have."""
+    """An empty tensor with the shape of the votes in kernels, [N, P, S, B, H, C]."""
     assert edges.votes is not None
     return torch.empty_like(edges.votes)
 
 
 def _each_edge(edges: Edges, kernel: object, **given: Any) -> None:
-    """Launch a kernel of the edge view: a program for each pair, block of child types and block of images."""
+    """Launch a kernel of the edge view: one program for each image block, child type block and pair p S + s."""
     sizes, tile = edges.sizes, edges.config.stored
     programs = blocks(sizes["N"], tile.BN) * blocks(sizes["B"], tile.BB) * sizes["P"] * sizes["S"]
     dtype = tl.float64 if edges.dtype == torch.float64 else tl.float32

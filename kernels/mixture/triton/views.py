@@ -1,4 +1,4 @@
-"""How each view is launched on the edges of a call."""
+"""Python functions that launch the views on the edges of a call; each view is a kernel or a few."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRIES = 16  # pose entries that one launch holds in registers
 
 
 def empty_moments(edges: Edges, entries: int = ENTRIES) -> Tensor:
-    """What the parent view writes: [splits, N, P, blocks, 1 + 2 entries, 16]."""
+    """Empty moments [splits, N, P, blocks, 1 + 2 entries, 16], the output of the parent view."""
     N, P, C = (edges.sizes[name] for name in "NPC")
     return edges.empty(edges.config.parent_splits, N, P, type_blocks(C), moments_rows(entries), TYPES.value)
 
@@ -25,7 +25,10 @@ def empty_moments(edges: Edges, entries: int = ENTRIES) -> Tensor:
 def sum_moments(
     edges: Edges, weights: str, out: Tensor, i_h: int = 0, any_fit: bool = False, **given: Tensor | None
 ) -> None:
-    """Launch the parent view: rows of at most 16 pose entries from i_h on."""
+    """Launch the parent view: it writes the moments of the pose entries i_h to i_h + 15 (or fewer) to `out`.
+
+    `weights` is the kernel's WEIGHTS, and `given` has the tensors that these weights need.
+    """
     config, sizes, splits = edges.config, edges.sizes, edges.config.parent_splits
     tile = config.forward if weights in ("uniform", "assignment") else config.parent
     absent = dict.fromkeys(("p_statistics", "p_slopes", "p_log_sum", "p_da", "p_weights"))
@@ -47,7 +50,7 @@ def sum_moments(
 
 
 def child_sum(edges: Edges, kernel: object, out: Tensor, **given: Any) -> None:
-    """Launch a kernel of the child view that writes a number for each child of each group: out [N, G, B]."""
+    """Launch a kernel of the child view that writes one number for each group and child type: out [N, G, B]."""
     sizes, tile = edges.sizes, edges.config.child
     child, start, parent, slot = edges.groups
     groups = {"p_group_child": child, "p_group_start": start, "p_pair_parent": parent, "p_pair_slot": slot}
@@ -56,7 +59,7 @@ def child_sum(edges: Edges, kernel: object, out: Tensor, **given: Any) -> None:
 
 
 def child_log_sum(edges: Edges, statistics: Tensor, out: Tensor) -> None:
-    """out [N, G, B]: the logarithm of the E-step's denominator."""
+    """out [N, G, B]: log_sum_i = log sum_j exp(l_ij), the logarithm of the denominator of the E-step."""
     child_sum(edges, child_view.log_sum_kernel, out, p_statistics=statistics, H=parents.entries_of(statistics))
 
 
@@ -71,10 +74,10 @@ def child_assignment_gradient(
 def sweep(
     edges: Edges, needs_children: bool, needs_weight: bool, **iterations: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4]; None where not needed."""
+    """dL/dM [N, B, L, 4, 4], dL/da [N, B, L] and dL/dW [K, B, C, 4, 4]; None for those that are not needed."""
     grad_poses = grad_activations = grad_weight = None
     if needs_children:
-        children = child_gradient(edges, p_dV=None, **iterations)  # types are fastest
+        children = child_gradient(edges, p_dV=None, **iterations)  # in memory, types are the last axis
         grad_poses, grad_activations = (x.movedim(-1, 1) for x in children)
         grad_poses = grad_poses.unflatten(3, (4, 4))
     if needs_weight:
@@ -87,7 +90,7 @@ def _sweep_tile(edges: Edges, stored: Tensor | None) -> Tile:
 
 
 def child_gradient(edges: Edges, **iterations: Any) -> tuple[Tensor, Tensor]:
-    """dM [N, L, 16, B] and da [N, L, B]."""
+    """dM [N, L, 16, B] and da [N, L, B]; da is not written if `iterations` has p_dV."""
     sizes, tile = edges.sizes, _sweep_tile(edges, iterations["p_dV"])
     N, L, B = sizes["N"], sizes["L"], sizes["B"]
     grad_poses, grad_activations = edges.empty(N, L, ENTRIES, B), edges.empty(N, L, B)
@@ -106,7 +109,7 @@ def child_gradient(edges: Edges, **iterations: Any) -> tuple[Tensor, Tensor]:
 
 
 def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
-    """dW [K, B, C, 4, 4]."""
+    """dW [K, B, C, 4, 4]: the weight view writes a partial sum for each split, and a second kernel adds them."""
     assert edges.weight is not None
     sizes, tile = edges.sizes, _sweep_tile(edges, iterations["p_dV"])
     (K, B, *block), C = edges.weight.shape, sizes["C"]

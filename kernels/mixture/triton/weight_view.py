@@ -1,7 +1,7 @@
-"""The weight view: sums over images and positions.
+"""The weight view: sums over images and over the pairs of locations that share a weight block.
 
-A program owns BB child types and a block of 16 parent types of one weight block, and one share of the images and
-positions.
+A program owns BB child types and a block of 16 parent types of one weight block, and one split: a part of the images
+and of the pairs. `add_splits_kernel` adds the splits.
 """
 
 import triton
@@ -64,16 +64,18 @@ def weight_view_kernel(
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    """dW = sum over images and over the pairs of locations that use W of M^T dV.
+    """dW_k = sum M^T dV, over all images and all pairs (child location, parent location) that use weight block k.
 
-    dV is `vote_gradient` of all T iterations, or of the last if not ALL; or loaded from p_dV [N, P, S, B, 16, C].
+    dV is the result of `vote_gradient`: the sum over all T iterations, or only the last iteration if not ALL. If p_dV
+    [N, P, S, B, 16, C] is given, the kernel loads dV from it.
 
-    p_poses [N, L, B, 16], p_activations [N, L, B], p_offset [S, 4], p_parents_start [L + 1]; p_weight_start [K + 1],
-    p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_log_sums and p_da [T - 1, N, G, B]; p_statistics
-    [T - 1, ...], p_slopes [T, ...], p_weight and p_out [splits, ...], which is like it, as in `rows.py`.
+    p_poses [N, L, B, 16], p_weight [K, B, blocks, 16, 16], p_activations [N, L, B], p_offset [S, 4], p_parents_start
+    [L + 1]; p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_statistics
+    [T - 1, N, P, blocks, 36, 16] and p_slopes [T, N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sums and p_da
+    [T - 1, N, G, B]; p_out [splits, K, B, blocks, 16, 16].
 
-    Program (child type block, parent type block, weight block, split): a split takes every pair_splits-th pair of
-    the weight block and every image_splits-th block of BN images, and writes p_out[split, k, child types, type block].
+    Program (child type block, parent type block, weight block k, split) owns p_out[split, k, child types, type block].
+    It sums over every pair_splits-th pair of weight block k and every image_splits-th block of BN images.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     n_child_types = tl.cdiv(B, BB)
@@ -106,9 +108,9 @@ def weight_view_kernel(
             o_parent = o_n * P + i_p
             if p_dV is None:
                 b_a = tl.load(p_activations + o_child, mask=m_n, other=0.0).to(DTYPE)
-                m_loud = b_a != 0  # a silent child may hold inf or nan
+                m_loud = b_a != 0  # the pose of a child with activation zero may be inf or nan
                 b_pose = load_poses(p_poses, o_child, m_loud, DTYPE)
-                if tl.float64 != DTYPE:  # two elements have no room to keep it, as the compiler would without a mask
+                if tl.float64 != DTYPE:  # with a mask, the compiler does not keep it in registers, which are few
                     b_weight = load_weight(p_weight, o_weight, o_b + i_n >= 0, DTYPE)
                 b_dV, _ = vote_gradient(
                     edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE),
@@ -120,7 +122,7 @@ def weight_view_kernel(
                     ALL,
                     ANY_FIT,
                 )
-                if tl.float64 == DTYPE:  # has no room to keep it, as the compiler would if the mask were the same
+                if tl.float64 == DTYPE:  # load it again: with another mask, the compiler does not keep it in registers
                     b_pose = load_poses(p_poses, o_child, m_loud & (i_p >= 0), DTYPE)
             else:
                 b_pose = load_poses(p_poses, o_child, m_n, DTYPE)
@@ -136,7 +138,7 @@ def weight_view_kernel(
 
 @triton.jit
 def add_transposed_product(b_sum, b_left, b_right):
-    """sum_yq + sum_x left_xy right_xq."""
+    """sum + left^T right of 4x4 matrices: entry yq is sum_yq + sum_x left_xy right_xq."""
     b_new = ()
     for h in tl.static_range(ENTRIES):
         b_entry = b_sum[h]
@@ -148,10 +150,11 @@ def add_transposed_product(b_sum, b_left, b_right):
 
 @triton.jit(launch_metadata=sum_metadata, do_not_specialize=["size", "splits", "C"])
 def add_splits_kernel(p_partial, p_out, size, splits, C, BLOCK_SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """dW = sum_k partial_k, always in the same order, in the layout of the weight.
+    """dW = sum of partial over the splits, always in the same order; dW has the layout of the weight.
 
-    p_partial [splits, K B, blocks, 16, 16], as in `rows.py`, with `size` numbers in each split; p_out [K B, C, 16]. A
-    program owns BLOCK numbers of a split, and loads those of BLOCK_SPLITS splits at a time.
+    p_partial [splits, K B, blocks, 16, 16], rows as in `rows.py`: `size` numbers in each split; p_out [K B, C, 16].
+
+    A program owns BLOCK of the `size` numbers. It loads BLOCK_SPLITS splits of them at a time.
     """
     o_k = tl.arange(0, BLOCK_SPLITS)[:, None]
     o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
