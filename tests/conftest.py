@@ -16,6 +16,7 @@ import torch
 
 if importlib.util.find_spec("triton"):  # Triton does not exist for macOS, where `make test-without-triton` runs
     from triton.runtime.interpreter import (
+        GridExecutor,
         InterpretedFunction,
         InterpreterBuilder,
         InterpreterOptions,
@@ -47,8 +48,8 @@ if importlib.util.find_spec("triton"):  # Triton does not exist for macOS, where
     # takes a third of the time of some tests. The frame of this function needs a chunk of 128 KiB, which has room for
     # the frames of its calls.
     with_room = eval(f"lambda call, {', '.join(f'_{i}=0' for i in range(8200))}: call()")
-    run = InterpretedFunction.run
-    InterpretedFunction.run = lambda kernel, *args, **kwargs: with_room(lambda: run(kernel, *args, **kwargs))
+    run = GridExecutor.__call__
+    GridExecutor.__call__ = lambda grid, *args, **kwargs: with_room(lambda: run(grid, *args, **kwargs))
 
 
 def pytest_sessionstart(session):
