@@ -9,7 +9,13 @@ import numpy as np
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, InterpreterOptions, interpreter_builder
+from triton.runtime.interpreter import (
+    GridExecutor,
+    InterpretedFunction,
+    InterpreterBuilder,
+    InterpreterOptions,
+    interpreter_builder,
+)
 
 # device_assert works, and an overflow of int32 is an error
 interpreter_builder.options = InterpreterOptions(debug=True)
@@ -38,8 +44,8 @@ InterpretedFunction.__call__ = call_patched
 # takes a third of the time of some tests. The frame of this function needs a chunk of 128 KiB, which has room for the
 # frames of its calls.
 with_room = eval(f"lambda call, {', '.join(f'_{i}=0' for i in range(8200))}: call()")
-run = InterpretedFunction.run
-InterpretedFunction.run = lambda kernel, *args, **kwargs: with_room(lambda: run(kernel, *args, **kwargs))
+run = GridExecutor.__call__
+GridExecutor.__call__ = lambda grid, *args, **kwargs: with_room(lambda: run(grid, *args, **kwargs))
 
 # Every operation makes types, and tensors of these types, and compares shapes. There are few different ones.
 block_type, of_types = core.block_type.__init__, {}

@@ -93,3 +93,16 @@ def test_triton_is_left_to_torch():
     plain = [line for line in requires("tritoncaps") if "extra ==" not in line]
     assert not any(line.startswith("triton") for line in plain)
     assert any(line.startswith("triton") and "extra" in line for line in requires("tritoncaps"))
+
+
+def test_pythons_are_the_same_everywhere():
+    """requires-python, the classifiers, the messages of the Makefile, the pages and the matrix of the CI."""
+    project = (ROOT / "pyproject.toml").read_text()
+    low, high = map(int, re.search(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"$', project, re.MULTILINE).groups())
+    pythons = [f"3.{minor}" for minor in range(low, high)]
+    assert re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project) == pythons
+    for name in ("Makefile", "README.md", "docs/install.md"):
+        assert f"Python {pythons[0]} to {pythons[-1]}" in (ROOT / name).read_text(), name
+    assert f"(3, {low}) <= sys.version_info[:2] < (3, {high})" in (ROOT / "Makefile").read_text()
+    matrix = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert sorted(set(re.findall(r'python: "(3\.\d+)" }', matrix))) == pythons

@@ -59,8 +59,9 @@ def load_test(config: Config) -> Data:
 
 def limit_test(config: Config, test: Data) -> Data:
     """At most ``config.test_limit`` of the images, chosen at random with the seed of the run."""
-    is_limited = config.test_limit and config.test_limit < len(test)
-    return test.split(config.test_limit, config.seed)[0] if is_limited else test
+    if config.test_limit and config.test_limit < len(test):
+        return test.split(config.test_limit, config.seed)[0]
+    return test
 
 
 def _channels(config: Config, data: Data) -> Data:

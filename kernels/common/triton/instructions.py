@@ -10,7 +10,7 @@ INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.
 
 
 class Loop(NamedTuple):
-    """From its first to its last instruction."""
+    """A loop: the indices of its first and its last instruction."""
 
     first: int
     last: int
@@ -24,8 +24,10 @@ class Loop(NamedTuple):
 
 
 def nest(assembly: str) -> list[int]:
-    """Of what `nvdisasm` prints: the instructions of the largest loop, of the largest loop inside of it, and so on;
-    each without those of all loops inside."""
+    """Count instructions in the output of `nvdisasm`: of the largest loop, of the largest loop inside it, and so on.
+
+    The count of a loop does not include the loops inside it.
+    """
     operations: list[tuple[str, str]] = []
     labels: dict[str, int] = {}
     for line in assembly.splitlines():
@@ -33,7 +35,7 @@ def nest(assembly: str) -> list[int]:
             labels[label[1]] = len(operations)
         elif found := INSTRUCTION.search(line):
             operations.append((found[1], found[2]))
-    ends: dict[int, int] = {}  # of loops, by their first instruction
+    ends: dict[int, int] = {}  # the last instruction of each loop, by its first instruction
     for i, (operation, operands) in enumerate(operations):
         target = re.search(r"\.L\w+", operands) if operation.startswith("BRA") else None
         if target and labels.get(target[0], i) < i:  # a jump to itself ends the code
