@@ -28,6 +28,7 @@ from tritoncaps.kernels.mixture.triton.rows import (
     MEAN,
     TYPES,
     pack,
+    pack_weight,
     slopes_rows,
     statistics_rows,
     type_blocks,
@@ -233,7 +234,7 @@ def _types_fastest(x: Tensor) -> Tensor:
 
 def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
     sizes, children = (poses.shape[0], *weight.shape[1:3]), poses.transpose(1, 2).contiguous()
-    return make_edges(tables, "global", arithmetic(poses, weight), sizes, children, weight.contiguous())
+    return make_edges(tables, "global", arithmetic(poses, weight), sizes, children, pack_weight(weight))
 
 
 def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competition: str) -> Edges:
