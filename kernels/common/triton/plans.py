@@ -57,7 +57,8 @@ def _compiled(kernel: Any, programs: int, arguments: dict[str, Any], options: di
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Inside, this thread compiles kernels and does not run them. The list gets their launches."""
-    _thread.launches = launches = []
+    launches: list[Launch] = []
+    _thread.launches = launches
     try:
         yield launches
     finally:

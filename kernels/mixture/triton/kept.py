@@ -62,11 +62,11 @@ def _backward(source: VoteSource, fits: Sequence[Fit], gradient: str, needs: tup
     inputs, passes, fits = _empty_inputs(source, fits)
     history = empty_history(source, *source.empty(saved_shapes(source, len(fits))))
     N, P, C = source.parents
-    grads = source.empty([(N, P, parents.ENTRIES.value, C), (N, P, C)])
+    grad_poses, grad_activations = source.empty([(N, P, parents.ENTRIES.value, C), (N, P, C)])
     with recorded() as launches:
-        found = iteration.backward(passes, fits, history, gradient, *grads, *needs)
+        found = iteration.backward(passes, fits, history, gradient, grad_poses, grad_activations, *needs)
     results = [history.slopes, *(x for x in found[:3] if x is not None)]
-    return Plan(launches, [*inputs, *history[:2], *grads], results, source.tables)
+    return Plan(launches, [*inputs, *history[:2], grad_poses, grad_activations], results, source.tables)
 
 
 def _empty_inputs(source: VoteSource, fits: Sequence[Fit]) -> tuple[list[Tensor], TritonPasses, list[Fit]]:
@@ -83,9 +83,8 @@ def _plan(make: Callable[..., Plan], source: VoteSource, fits: Sequence[Fit], *o
     if not may_keep_plans():
         return None
     plans: dict[Any, Plan] = once(source.tables, "plans", dict)  # as long as the addresses of the tables are valid
-    tensors = (*source[:3], fits[0].beta_u, fits[0].beta_a)
-    key = (make, source.competition, tuple([fit[2:] for fit in fits]), options)
-    key += tuple([x.shape for x in source[:3]]), tuple([x.dtype for x in tensors])
+    shapes, dtypes = [x.shape for x in source[:3]], [x.dtype for x in (*source[:3], *fits[0][:2])]
+    key = make, source.competition, *[fit[2:] for fit in fits], options, *shapes, *dtypes
     plan = plans.get(key)
     if plan is None and len(source.chunks(len(fits))) == 1:
         if len(plans) >= MOST:
