@@ -119,6 +119,17 @@ def test_inputs_may_share_memory(made):
     assert made == ["_forward"]
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_betas_may_be_views(request, repeats):
+    if repeats:
+        request.getfixturevalue("made")
+    poses, activations, weight, *betas = SMALL.inputs(torch.float64)
+    beta_u, beta_a = (torch.stack([x, x + 1], dim=1)[:, 0] for x in betas)
+    given = (poses, activations, weight, beta_u, beta_a, SMALL.routing_map, SMALL.routing)
+    found, expected = (functional.em_routing(*given, backend) for backend in ("triton", "reference"))
+    assert_close("activations", found.activations, expected.activations)
+
+
 def test_a_batch_of_several_chunks_has_no_plan(made, monkeypatch):
     monkeypatch.setattr("tritoncaps.kernels.mixture.chunks.WORKSPACE", 1)
     compare(SMALL.but(images=2))

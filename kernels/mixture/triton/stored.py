@@ -91,7 +91,7 @@ def m_step_forward(
     N, P, _, _, C, H = votes.shape
     moments = _moments(edges, "stored assignment", assignments.contiguous(), None)
     statistics = edges.empty(*statistics_shape(N, P, C, H))
-    fit = Fit(widen(beta_u), widen(beta_a), inverse_temperature, variance_floor, mean_data)
+    fit = Fit(widen(beta_u).contiguous(), widen(beta_a).contiguous(), inverse_temperature, variance_floor, mean_data)
     parents.fit(moments, None, fit, statistics)
     rows = unpack(statistics, C).clone()
     logit, mean, precision = rows[:, :, LOGIT.value], rows[:, :, MEAN.value :][:, :, :H], rows[:, :, -H:]
@@ -116,7 +116,8 @@ def m_step_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of votes, assignments, activations, beta_u and beta_a."""
     edges = _edges(votes, activations, tables, "global")
-    fit = Fit(widen(beta_u), widen(beta_u), inverse_temperature, variance_floor, mean_data)
+    beta_u = widen(beta_u).contiguous()
+    fit = Fit(beta_u, beta_u, inverse_temperature, variance_floor, mean_data)
     N, P, _, _, C, H = votes.shape
     slopes = edges.empty(N, P, type_blocks(C), slopes_rows(H), TYPES.value)
     parents.slopes(
