@@ -82,9 +82,10 @@ def _plan(make: Callable[..., Plan], source: VoteSource, fits: Sequence[Fit], *o
     several chunks."""
     if not may_keep_plans():
         return None
-    plans: dict[Any, Plan] = once(source.tables, "plans", dict)  # as long as the addresses of the tables are valid
+    plans: dict[Any, Plan] = once(source.tables, "plans", dict)  # kept as long as the tables
     shapes, dtypes = [x.shape for x in source[:3]], [x.dtype for x in (*source[:3], *fits[0][:2])]
-    key = make, source.competition, *[fit[2:] for fit in fits], options, *shapes, *dtypes
+    addresses = [x.data_ptr() for x in source.tables]  # which launches contain
+    key = make, source.competition, *[fit[2:] for fit in fits], options, *shapes, *dtypes, *addresses
     plan = plans.get(key)
     if plan is None and len(source.chunks(len(fits))) == 1:
         if len(plans) >= MOST:
