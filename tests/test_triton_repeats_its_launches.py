@@ -136,6 +136,18 @@ def test_a_batch_of_several_chunks_has_no_plan(made, monkeypatch):
     assert not made
 
 
+def test_interpreter_emulators_and_profilers_get_single_launches(monkeypatch):
+    assert not plans.may_keep_plans()  # the interpreter
+    monkeypatch.setattr(plans, "_INTERPRETED", False)
+    assert plans.may_keep_plans()
+    with monkeypatch.context() as emulator:
+        emulator.setattr(plans.JITFunction, "run", lambda *arguments, **options: None)
+        assert not plans.may_keep_plans()
+    hook = lambda metadata: None  # noqa: E731
+    monkeypatch.setattr(plans.knobs.runtime, "launch_enter_hook", hook)
+    assert not plans.may_keep_plans()
+
+
 SCRIPT = """
 import json
 import torch
