@@ -96,6 +96,15 @@ def test_m_step_equals_the_reference(routing_map, backend, pose, mean_data):
     )
 
 
+def test_the_m_step_takes_betas_that_are_views(backend):
+    x = stored(MAPS["class"], (4, 4))
+    betas = [torch.stack([x[name], x[name] + 1], dim=1)[:, 0] for name in ("beta_u", "beta_a")]
+    given = (x["votes"], x["assignments"], x["activations"], *betas, MAPS["class"])
+    found = functional.m_step(*given, inverse_temperature=0.5, backend=backend)
+    expected = reference.m_step(*given, inverse_temperature=0.5)
+    assert_close("logits", found[2], expected[2], 1e-9)
+
+
 @pytest.mark.parametrize("pose", [(4, 4), (3,), (20,)], ids=str)
 @pytest.mark.parametrize("competition", ["global", "local"])
 def test_e_step_equals_the_reference(routing_map, backend, pose, competition):

@@ -14,6 +14,7 @@ from tritoncaps.kernels.common import backends
 SCRIPT = """
 import json
 import torch
+from collections import defaultdict
 from types import SimpleNamespace
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -29,7 +30,8 @@ asked = set()
 
 
 def ask(kernel, key, *rest):
-    asked.add((kernel.fn.__name__, str(key)))  # and return None: then there is nothing to run
+    asked.add((kernel.fn.__name__, str(key)))
+    return defaultdict(lambda: lambda *arguments, stream: None)  # for each grid, a launch that runs nothing
 
 
 JITFunction._do_compile = ask

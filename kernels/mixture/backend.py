@@ -16,7 +16,7 @@ from tritoncaps.kernels.common.backends import kernels
 from tritoncaps.kernels.common.numerics import wide_dtype
 from tritoncaps.kernels.common.operators import Given
 from tritoncaps.kernels.common.tables import Tables
-from tritoncaps.kernels.mixture.chunks import chunks_of
+from tritoncaps.kernels.mixture.chunks import ALL, chunks_of
 from tritoncaps.kernels.mixture.iteration import EMPasses, Fit, Gradients, History
 
 
@@ -55,8 +55,10 @@ class VoteSource(NamedTuple):
 
     def of_images(self, chunk: slice) -> VoteSource:
         """The source for some images, as kernels read it: negative activations become zero."""
-        activations = self.activations[chunk].clamp(min=0)
-        return self._replace(poses=self.poses[chunk].flatten(3), activations=activations)
+        poses, activations = self.poses, self.activations
+        if chunk is not ALL:
+            poses, activations = poses[chunk], activations[chunk]
+        return self._replace(poses=poses.flatten(3), activations=activations.clamp(min=0))
 
 
 def vote_source(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -148,6 +149,9 @@ class EMRoutingFunction(torch.autograd.Function):
         return wanted + (None,) * (len(needs) - len(wanted))
 
 
+# torch asks for it in every call, and computing it takes longer than a launch
+EMRoutingFunction.forward.__signature__ = signature(EMRoutingFunction.forward)  # type: ignore[attr-defined]
+
 _backward = differentiable_again(em_routing_backward)
 
 
@@ -155,7 +159,7 @@ def _fits(
     beta_u: Tensor, beta_a: Tensor, lambdas: Sequence[float], variance_floor: float, mean_data: float
 ) -> list[em_routing.Fit]:
     """The parameters of the M-step of each iteration."""
-    beta_u, beta_a = widen(beta_u), widen(beta_a)
+    beta_u, beta_a = widen(beta_u).contiguous(), widen(beta_a).contiguous()
     return [em_routing.Fit(beta_u, beta_a, x, variance_floor, mean_data) for x in lambdas]
 
 

@@ -23,7 +23,7 @@ class Groups(NamedTuple):
 _made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _once(tables: Tables, name: str, make: Callable[[], Any]) -> Any:
+def once(tables: Tables, name: str, make: Callable[[], Any]) -> Any:
     """The result of ``make``, which is called once and kept as long as the tables exist."""
     known = _made.setdefault(tables.orders, {})
     if name not in known:
@@ -32,12 +32,12 @@ def _once(tables: Tables, name: str, make: Callable[[], Any]) -> Any:
 
 
 def pairs_of(tables: Tables) -> Orders:
-    return _once(tables, "pairs", lambda: orders_of(tables))
+    return once(tables, "pairs", lambda: orders_of(tables))
 
 
 def groups_of(tables: Tables, competition: str) -> Groups:
     make = _local_groups if competition == "local" else _global_groups
-    return _once(tables, competition, lambda: make(tables, pairs_of(tables)))
+    return once(tables, competition, lambda: make(tables, pairs_of(tables)))
 
 
 def _global_groups(tables: Tables, pairs: Orders) -> Groups:

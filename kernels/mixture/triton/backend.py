@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
-from tritoncaps.kernels.mixture.iteration import History
 from tritoncaps.kernels.mixture.triton import parents
-from tritoncaps.kernels.mixture.triton.em_routing import TritonPasses
-from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, make_edges
-from tritoncaps.kernels.mixture.triton.rows import TYPES, slopes_rows, statistics_rows, type_blocks
+from tritoncaps.kernels.mixture.triton.em_routing import (
+    TritonPasses,
+    edges_of,
+    empty_history,
+    pack,
+    saved_shapes,
+    slopes_shape,
+    statistics_shape,
+)
+from tritoncaps.kernels.mixture.triton.kept import kept_backward, kept_forward
+from tritoncaps.kernels.mixture.triton.launch import Edges
 from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_assignment_gradient,
@@ -47,20 +54,10 @@ class TritonMixture:
         N, P, C = source.parents
         return source.poses.new_empty(N, P, ENTRIES, C), source.poses.new_empty(N, P, C)
 
-    def saved_shapes(self, source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        N, B, _ = source.activations.shape
-        statistics = iterations, *_statistics_shape(*source.parents)
-        return statistics, (max(iterations - 1, 0), N, source.groups, B)
-
-    def empty_history(self, source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
-        slopes = _empty(source, len(statistics), *_slopes_shape(*source.parents))
-        return History(statistics, log_sums, slopes, torch.empty_like(log_sums))
-
-    def kept_forward(self, *_: Any) -> None:
-        """None: the Triton backend keeps no plans."""
-
-    def kept_backward(self, *_: Any) -> None:
-        """None: the Triton backend keeps no plans."""
+    saved_shapes = staticmethod(saved_shapes)
+    empty_history = staticmethod(empty_history)
+    kept_forward = staticmethod(kept_forward)
+    kept_backward = staticmethod(kept_backward)
 
     def em_passes(self, source: VoteSource) -> TritonPasses:
         return TritonPasses(_edges(source))
@@ -129,25 +126,7 @@ BACKEND = TritonMixture()
 
 def _edges(source: VoteSource) -> Edges:
     """The inputs in the layout that kernels read."""
-    poses, activations, weight, tables, competition = source
-    return make_edges(
-        tables,
-        competition,
-        arithmetic(poses, activations, weight),
-        (poses.shape[0], *weight.shape[1:3]),
-        poses.transpose(1, 2).contiguous(),
-        weight,
-        None,
-        activations.transpose(1, 2).contiguous(),
-    )
-
-
-def _statistics_shape(images: int, locations: int, types: int) -> tuple[int, ...]:
-    return images, locations, type_blocks(types), statistics_rows(ENTRIES), TYPES.value
-
-
-def _slopes_shape(images: int, locations: int, types: int) -> tuple[int, ...]:
-    return images, locations, type_blocks(types), slopes_rows(ENTRIES), TYPES.value
+    return edges_of(source, pack(source))
 
 
 def _empty(source: VoteSource, *shape: int) -> Tensor:
@@ -157,7 +136,7 @@ def _empty(source: VoteSource, *shape: int) -> Tensor:
 def _statistics(components: Sequence[Components]) -> Tensor:
     """Components as rows [T, ...], which the views read."""
     N, P, _, C = components[0].mean.shape
-    rows = components[0].mean.new_empty(len(components), *_statistics_shape(N, P, C))
+    rows = components[0].mean.new_empty(len(components), *statistics_shape(N, P, C))
     for row, given in zip(rows, components, strict=True):
         parents.components(given.mean, given.precision, given.log_weight, row)
     return rows
@@ -166,7 +145,7 @@ def _statistics(components: Sequence[Components]) -> Tensor:
 def _slopes(slopes: Sequence[Slopes]) -> Tensor:
     """Slopes as rows [T, ...], which the views read."""
     N, P, _, C = slopes[0].centre.shape
-    rows = slopes[0].centre.new_empty(len(slopes), *_slopes_shape(N, P, C))
+    rows = slopes[0].centre.new_empty(len(slopes), *slopes_shape(N, P, C))
     for row, given in zip(rows, slopes, strict=True):
         parents.given_slopes(*given, row)
     return rows

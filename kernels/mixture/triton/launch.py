@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.tables import Orders, Tables, offset_of
-from tritoncaps.kernels.common.triton.compiling import uncoalesced, unwatched
+from tritoncaps.kernels.common.triton import plans
+from tritoncaps.kernels.common.triton.compiling import uncoalesced
 from tritoncaps.kernels.common.triton.launching import OPTIONS, lanes
 from tritoncaps.kernels.common.triton.pairs import Groups, groups_of, pairs_of
 from tritoncaps.kernels.mixture.triton import config
-from tritoncaps.kernels.mixture.triton.rows import ENTRIES, pack
 
 
 class Edges(NamedTuple):
@@ -48,23 +48,22 @@ def make_edges(
     votes: Tensor | None = None,
     activations: Tensor | None = None,
 ) -> Edges:
-    """Arrange the inputs of a call; `sizes` are N, B and C. Give poses and weight, or votes."""
+    """The inputs of a call, in the layout that kernels read; `sizes` are N, B and C. Give poses and weight, or votes."""
     N, B, C = sizes
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
     pairs, groups, local = pairs_of(tables), groups_of(tables, competition), competition == "local"
-    packed = None if weight is None else pack(weight.reshape(K, B, C, ENTRIES.value).transpose(2, 3))
     offset = None if weight is None else offset_of(tables, dtype)
     half = poses is not None and poses.element_size() == 2
     chosen = config.choose(P, S, B, C, K, pairs.slot.shape[0], dtype == torch.float64, lanes(), half)
     L, G = tables.parents_start.shape[0] - 1, groups.child.shape[0]
     all_sizes = {"N": N, "L": L, "P": P, "S": S, "B": B, "C": C, "G": G}
     arguments = {
-        **{"p_poses": poses, "p_weight": packed, "p_votes": votes, "p_offset": offset, "p_activations": activations},
+        **{"p_poses": poses, "p_weight": weight, "p_votes": votes, "p_offset": offset, "p_activations": activations},
         **{"p_children": tables.children, "p_weight_of": tables.weight_of, "p_parents_start": tables.parents_start},
         **{"LOCAL": local, **all_sizes},
     }
-    arrays = poses, packed, votes, activations, offset
+    arrays = poses, weight, votes, activations, offset
     return Edges(*arrays, tables, pairs, groups, local, dtype, chosen, all_sizes, arguments)
 
 
@@ -82,8 +81,8 @@ def launch(kernel: Any, programs: int, tile: config.Tile, edges: Edges, **argume
         return
     known = {name: edges.arguments[name] for name in _known(kernel, *edges.arguments)}
     with nullcontext() if config.needs_coalescing(kernel.fn.__name__, tile, lanes()) else uncoalesced():
-        kernel[(programs,)](**(known | arguments), BN=tile.BN, BB=tile.BB, num_warps=tile.num_warps, **OPTIONS)
-    unwatched(kernel)
+        tiles = {"BN": tile.BN, "BB": tile.BB}
+        plans.launch(kernel, programs, known | arguments | tiles, {"num_warps": tile.num_warps, **OPTIONS})
 
 
 @cache

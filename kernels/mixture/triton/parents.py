@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tritoncaps.kernels.common.numerics import least_support
-from tritoncaps.kernels.common.triton.compiling import unwatched
+from tritoncaps.kernels.common.triton import plans
 from tritoncaps.kernels.common.triton.launching import OPTIONS, UNALIGNED, blocks
 from tritoncaps.kernels.mixture.iteration import Fit
 from tritoncaps.kernels.mixture.triton.config import PARENT_WARPS, PARENTS
@@ -516,6 +516,5 @@ def _each_parent(kernel: Any, shape: Sequence[int], **arguments: Any) -> None:
     N, P, C = shape
     places = N * P * type_blocks(C) * TYPES.value
     if places:
-        options = {"BLOCK": PARENTS, "num_warps": PARENT_WARPS, **OPTIONS}
-        kernel[(blocks(places, PARENTS),)](**arguments, rows=N * P, C=C, **options)
-        unwatched(kernel)
+        arguments |= {"rows": N * P, "C": C, "BLOCK": PARENTS}
+        plans.launch(kernel, blocks(places, PARENTS), arguments, {"num_warps": PARENT_WARPS, **OPTIONS})

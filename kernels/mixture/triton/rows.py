@@ -61,6 +61,14 @@ def pack(x: Tensor, fill: float = 0.0) -> Tensor:
     return padded.unflatten(-1, (-1, TYPES.value)).transpose(-2, -3).contiguous()
 
 
+def pack_weight(weight: Tensor) -> Tensor:
+    """[K, B, C, 4, 4] -> [K, B, blocks, 16, 16]."""
+    K, B, C = weight.shape[:3]
+    missing = -C % TYPES.value
+    padded = F.pad(weight, (0, 0, 0, 0, 0, missing)) if missing else weight
+    return padded.reshape(K, B, type_blocks(C), TYPES.value, ENTRIES.value).transpose(3, 4).contiguous()
+
+
 def unpack(rows: Tensor, types: int) -> Tensor:
     """[..., blocks, rows, 16] -> [..., rows, C]."""
     return rows.transpose(-2, -3).flatten(-2)[..., :types]

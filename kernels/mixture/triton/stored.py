@@ -32,6 +32,7 @@ from tritoncaps.kernels.mixture.triton.rows import (
     MEAN,
     TYPES,
     pack,
+    pack_weight,
     slopes_rows,
     statistics_rows,
     type_blocks,
@@ -95,7 +96,7 @@ def m_step_forward(
     N, P, _, _, C, H = votes.shape
     moments = _moments(edges, "stored assignment", assignments.contiguous(), None)
     statistics = edges.empty(*statistics_shape(N, P, C, H))
-    fit = Fit(widen(beta_u), widen(beta_a), inverse_temperature, variance_floor, mean_data)
+    fit = Fit(widen(beta_u).contiguous(), widen(beta_a).contiguous(), inverse_temperature, variance_floor, mean_data)
     parents.fit(moments, None, fit, statistics)
     rows = unpack(statistics, C).clone()
     logit, mean, precision = rows[:, :, LOGIT.value], rows[:, :, MEAN.value :][:, :, :H], rows[:, :, -H:]
@@ -120,7 +121,8 @@ def m_step_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of votes, assignments, activations, beta_u [C] and beta_a [C]."""
     edges = _edges(votes, activations, tables, "global")
-    fit = Fit(widen(beta_u), widen(beta_u), inverse_temperature, variance_floor, mean_data)
+    beta_u = widen(beta_u).contiguous()
+    fit = Fit(beta_u, beta_u, inverse_temperature, variance_floor, mean_data)
     N, P, _, _, C, H = votes.shape
     slopes = edges.empty(N, P, type_blocks(C), slopes_rows(H), TYPES.value)
     parents.slopes(
@@ -239,7 +241,7 @@ def _types_fastest(x: Tensor) -> Tensor:
 
 def _pose_edges(poses: Tensor, weight: Tensor, tables: Tables) -> Edges:
     sizes, children = (poses.shape[0], *weight.shape[1:3]), poses.transpose(1, 2).contiguous()
-    return make_edges(tables, "global", arithmetic(poses, weight), sizes, children, weight.contiguous())
+    return make_edges(tables, "global", arithmetic(poses, weight), sizes, children, pack_weight(weight))
 
 
 def _edges(votes: Tensor, activations: Tensor | None, tables: Tables, competition: str) -> Edges:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tritoncaps.kernels.common.triton import plans
 from tritoncaps.kernels.common.triton.launching import OPTIONS, blocks
 from tritoncaps.kernels.mixture.triton import child_view, parents, weight_view
 from tritoncaps.kernels.mixture.triton.config import ADDED_SPLITS, NUMBERS, Tile
@@ -132,7 +133,8 @@ def weight_gradient(edges: Edges, **iterations: Any) -> Tensor:
     )
     out = edges.empty(K, B, C, 4, 4)
     if out.numel():
-        options = {"BLOCK_SPLITS": ADDED_SPLITS, "BLOCK": NUMBERS, **OPTIONS}
         size = edges.weight.numel()
-        weight_view.add_splits_kernel[(blocks(size, NUMBERS),)](partial, out, size, len(partial), C=C, **options)
+        arguments = {"p_partial": partial, "p_out": out, "size": size, "splits": len(partial), "C": C}
+        arguments |= {"BLOCK_SPLITS": ADDED_SPLITS, "BLOCK": NUMBERS}
+        plans.launch(weight_view.add_splits_kernel, blocks(size, NUMBERS), arguments, OPTIONS)
     return out

@@ -44,7 +44,12 @@ def parent_types():
 @triton.jit
 def load(p, mask):
     """Load, with zero where the mask is false; mask None: no mask."""
-    return tl.load(p) if mask is None else tl.load(p, mask=mask, other=0.0)
+    if mask is None:
+        b_x = tl.load(p)
+    else:
+        p, mask = tl.broadcast(p, mask)  # Triton 3.4 broadcasts the mask, but not the pointers
+        b_x = tl.load(p, mask=mask, other=0.0)
+    return b_x
 
 
 @triton.jit

@@ -1,0 +1,215 @@
+"""EM routing in Triton records the launches of a call; later calls of the same sizes repeat them with other tensors.
+
+Triton's interpreter runs the recorded launches here. They have addresses instead of tensors, so a wrong address gives
+wrong numbers.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tritoncaps import EMRouting, RoutingMap, functional, reference
+from tritoncaps.kernels.common.triton import plans
+from tritoncaps.kernels.mixture.triton import kept
+from tritoncaps.testing import Problem, assert_close, gradients, route_on
+
+SMALL = Problem(RoutingMap.conv((2,), 2), EMRouting(2), images=1, in_caps=2, out_caps=3)
+
+
+def interpreted(kernel, programs, arguments, options):
+    """In the place of a compiled kernel: a function of addresses that interprets the kernel."""
+    recorded = [arguments[name] for name in kernel.arg_names]
+
+    def at(address, like):
+        if not isinstance(like, torch.Tensor) or not like.numel():
+            return like
+        memory = (ctypes.c_char * (like.numel() * like.element_size())).from_address(address)
+        return torch.frombuffer(memory, dtype=like.dtype)
+
+    return lambda *values, stream: kernel[(programs,)](*map(at, values, recorded))
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The functions that made a plan, one for each plan."""
+    names = []
+    for make in (kept._forward, kept._backward):
+        counted = lambda *given, make=make: names.append(make.__name__) or make(*given)  # noqa: E731
+        monkeypatch.setattr(kept, make.__name__, counted)
+    monkeypatch.setattr(kept, "may_keep_plans", lambda: True)
+    monkeypatch.setattr(plans, "_compiled", interpreted)
+    gpu = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
+    monkeypatch.setattr(plans, "driver", SimpleNamespace(active=gpu))
+    return names
+
+
+def compare(problem):
+    expected = gradients(problem, reference.em_routing)
+    for name, value in gradients(problem, route_on("triton")).items():
+        assert_close(name, value, expected[name])
+
+
+def test_a_plan_is_made_once_and_gets_new_inputs(made):
+    compare(SMALL)
+    assert made == ["_forward", "_backward"]
+    compare(SMALL.but(seed=1))
+    assert made == ["_forward", "_backward"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SMALL.but(routing=EMRouting(3)),
+        SMALL.but(routing=EMRouting(2, final_lambda=2.0)),
+        SMALL.but(routing=EMRouting(2, competition="local")),
+        SMALL.but(images=2),
+    ],
+    ids=["iterations", "lambda", "competition", "images"],
+)
+def test_a_call_that_differs_has_another_plan(made, other):
+    compare(SMALL)
+    compare(other)
+    assert made == 2 * ["_forward", "_backward"]
+
+
+def test_a_forward_pass_has_one_plan_for_all_kinds_of_gradients(made):
+    compare(SMALL)
+    compare(SMALL.but(routing=EMRouting(2, gradient="last")))
+    assert made == ["_forward", "_backward", "_backward"]
+
+
+@pytest.mark.parametrize("missing", ["poses", "weight"])
+def test_gradients_that_are_not_needed(made, missing):
+    found = {}
+    for backend in ("triton", "reference"):
+        names = ("poses", "activations", "weight", "beta_u", "beta_a")
+        inputs = dict(zip(names, SMALL.inputs(torch.float64, requires_grad=True), strict=True))
+        inputs[missing].requires_grad_(False)
+        inputs["activations"].requires_grad_(missing != "poses")
+        out = functional.em_routing(*inputs.values(), SMALL.routing_map, SMALL.routing, backend)
+        (out.poses.square().sum() + out.activations.sum()).backward()
+        found[backend] = [x.grad for x in inputs.values() if x.requires_grad]
+    for value, expected in zip(found["triton"], found["reference"], strict=True):
+        assert_close(f"a gradient without that of {missing}", value, expected)
+    assert made
+
+
+def test_dtypes_have_their_own_plans(made):
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        given = [x.to(dtype) for x in SMALL.inputs(torch.float64)]
+        found = functional.em_routing(*given, SMALL.routing_map, SMALL.routing, "triton")
+        expected = functional.em_routing(*given, SMALL.routing_map, SMALL.routing, "reference")
+        assert_close("poses", found.poses, expected.poses, 2e-3 if dtype == torch.float16 else 1e-5)
+    assert made == 3 * ["_forward"]
+
+
+def test_inputs_may_share_memory(made):
+    """The recorded call has one tensor for both betas, a later call has two."""
+    poses, activations, weight, beta_u, beta_a = SMALL.inputs(torch.float64)
+    for betas in ((beta_u, beta_u), (beta_u, beta_a + 1)):
+        given = (poses, activations, weight, *betas, SMALL.routing_map, SMALL.routing)
+        found, expected = (functional.em_routing(*given, backend) for backend in ("triton", "reference"))
+        assert_close("activations", found.activations, expected.activations)
+    assert made == ["_forward"]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_betas_may_be_views(request, repeats):
+    if repeats:
+        request.getfixturevalue("made")
+    poses, activations, weight, *betas = SMALL.inputs(torch.float64)
+    beta_u, beta_a = (torch.stack([x, x + 1], dim=1)[:, 0] for x in betas)
+    given = (poses, activations, weight, beta_u, beta_a, SMALL.routing_map, SMALL.routing)
+    found, expected = (functional.em_routing(*given, backend) for backend in ("triton", "reference"))
+    assert_close("activations", found.activations, expected.activations)
+
+
+def test_a_batch_of_several_chunks_has_no_plan(made, monkeypatch):
+    monkeypatch.setattr("tritoncaps.kernels.mixture.chunks.WORKSPACE", 1)
+    compare(SMALL.but(images=2))
+    assert not made
+
+
+def test_interpreter_emulators_and_profilers_get_single_launches(monkeypatch):
+    assert not plans.may_keep_plans()  # the interpreter
+    monkeypatch.setattr(plans, "_INTERPRETED", False)
+    assert plans.may_keep_plans()
+    with monkeypatch.context() as emulator:
+        emulator.setattr(plans.JITFunction, "run", lambda *arguments, **options: None)
+        assert not plans.may_keep_plans()
+    hook = lambda metadata: None  # noqa: E731
+    monkeypatch.setattr(plans.knobs.runtime, "launch_enter_hook", hook)
+    assert not plans.may_keep_plans()
+
+
+SCRIPT = """
+import json
+import torch
+from types import SimpleNamespace
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+driver.set_active(SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device=None: 7,
+    get_active_torch_device=lambda: torch.device("cpu"),
+))
+launches = []
+
+
+class Compiled:
+    function, packed_metadata = None, None
+    launch_metadata = lambda self, *given: None
+
+    def __init__(self, kernel):
+        self.name = kernel.fn.__name__
+
+    def run(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
+        plain = [0 if isinstance(a, torch.Tensor) or isinstance(a, int) and a > 1 << 32 else a for a in arguments]
+        launches.append((self.name, x, stream, str(plain)))
+
+    def __getitem__(self, grid):
+        return lambda *arguments, stream: self.run(*grid, stream, None, None, None, None, None, *arguments)
+
+
+JITFunction._do_compile = lambda kernel, *rest: Compiled(kernel)
+
+from tritoncaps import Capsules, ConvCaps2d
+from tritoncaps.kernels.mixture.triton import kept
+
+
+def step():
+    launches.clear()
+    poses = torch.randn(2, 3, 4, 4, 4, 4, requires_grad=True)
+    out = ConvCaps2d(3, 5, 2, backend="triton")(Capsules(poses, torch.rand(2, 3, 4, 4)))
+    (out.poses.sum() + out.activations.sum()).backward()
+    return list(launches)
+
+
+repeated = [step(), step()]
+kept.may_keep_plans = lambda: False
+print(json.dumps([*repeated, step()]))
+"""
+
+
+def test_repeated_launches_are_those_of_triton():
+    """Kernels, grids, streams and all arguments but addresses. In another process, without the interpreter; a stand-in
+    of the compiled kernel gets the launches."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITONCAPS_TRITON_ON_CPU": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    first, second, plain = json.loads(result.stdout)
+    assert len(plain) == 9 + 10
+    assert first == plain
+    assert second == plain
