@@ -48,7 +48,7 @@ def make_edges(
     votes: Tensor | None = None,
     activations: Tensor | None = None,
 ) -> Edges:
-    """The inputs of a call, in the layout that kernels read; `sizes` are N, B and C. Give poses and weight, or votes."""
+    """The inputs of a call, as kernels read them; `sizes` are N, B and C. Give poses and weight, or votes."""
     N, B, C = sizes
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
