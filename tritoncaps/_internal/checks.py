@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 
+from tritoncaps.kernels.common.tracing import constant
 from tritoncaps.routing_map import RoutingMap
 
 
@@ -52,7 +53,13 @@ def check_tensors(**values: object) -> None:
 
 def under_autocast(x: Tensor | Form) -> bool:
     kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return _has_autocast(kind) and torch.is_autocast_enabled(kind)
+
+
+@constant
+def _has_autocast(kind: str) -> bool:
+    """Whether torch has autocast for this type of device; a constant, because torch.compile of 2.8 cannot trace it."""
+    return torch.amp.is_autocast_available(kind)
 
 
 def check_shape(name: str, value: Tensor | Form, expected: Sequence[int | str]) -> None:
