@@ -64,9 +64,10 @@ def test_property(check, backend, routing):
     # kernels compute e = V - centre as d + shift, which loses precision if the shift is much larger than e
     distance = 1.0 if check is testing.checks.is_as_exact_as_plain_torch else 100.0
     drawn = (testing.checks.equals_the_reference, testing.checks.breaks_where_the_reference_does)
+    if backend == "triton" and routing == "TemperedEMRouting" and check is not testing.checks.equals_the_reference:
+        pytest.skip("it has the kernels of VBRouting, and the interpreter is slow")
     if backend == "triton" and check not in drawn:
-        fixed = {"VBRouting": VBRouting(2), "TemperedEMRouting": TemperedEMRouting(2)}
-        chosen = fixed.get(routing) or FarRouting(2, distance=distance)
+        chosen = VBRouting(2) if routing == "VBRouting" else FarRouting(2, distance=distance)
         tiny = check is testing.checks.passes_gradcheck
         problem = INTERPRETED.but(routing=chosen)
         check(
