@@ -120,6 +120,8 @@ def officium(modules: list[ModuleType], sizes: Sizes) -> Step:
 
 
 def fabio_deep(modules: list[ModuleType], sizes: Sizes) -> Step:
+    if sizes.images < 2:
+        sys.exit(f"bench: --images must be at least 2 for this repository's layer, but it is {sizes.images}")
     votes = modules[0].ConvCapsules2d(sizes.in_caps, sizes.out_caps, 4, KERNEL, STRIDE).to(DEVICE)
     prior = {"alpha0": 1.0, "m0": torch.zeros(16), "kappa0": 1.0, "Psi0": torch.eye(16), "nu0": 17}
     sides = (sizes.in_caps, sizes.out_caps, 4, KERNEL, STRIDE)
