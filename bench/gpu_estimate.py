@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tritoncaps import EMRouting, RoutingMap, reference
+from tritoncaps.kernels.common.triton import resources as of_kernels
 from tritoncaps.kernels.common.triton.launching import REFERENCE_BATCH, WARP
-from tritoncaps.kernels.common.triton.resources import budget, measure, variants
 from tritoncaps.kernels.mixture.triton.costs import Cost, em_routing_costs
 
 BATCH = 64
@@ -181,9 +181,9 @@ def count_instructions(targets: set[str]) -> None:
         x.name for layer in NETWORKS["MatrixCapsNet"].values() for part in layer.costs(1) for x in part if x.votes
     }
     for target in targets:
-        for variant in variants(target):
+        for variant in of_kernels.variants(target):
             if variant.name in counted:
-                budgets()[target][variant.name] = measure(variant, target)
+                budgets()[target][variant.name] = of_kernels.measure(variant, target)
 
 
 class Counter(TorchDispatchMode):
@@ -234,7 +234,9 @@ def compiled(cost: Cost, target: str) -> dict[str, Any]:
     return budgets()[target][cost.name]
 
 
-budgets = cache(budget)
+@cache
+def budgets() -> dict[str, dict[str, dict[str, Any]]]:
+    return of_kernels.budget()
 
 
 def resources(names: list[str]) -> list[dict]:
