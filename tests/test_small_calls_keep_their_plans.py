@@ -1,11 +1,14 @@
 """A small call on the CPU reuses the plan of an earlier call, with its own inputs, options and results."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from tritoncaps import EMRouting, RoutingMap, functional, reference
+from tritoncaps import EMRouting, RoutingMap, functional
 from tritoncaps.kernels.mixture.cpu import kept
 from tritoncaps.testing import Problem, assert_close, gradients, route_on
+from tritoncaps.testing.checks import equals_the_reference
 
 SMALL = Problem(RoutingMap.conv((3, 3), 2), EMRouting(2), images=2, in_caps=2, out_caps=3)
 
@@ -17,10 +20,7 @@ def plans():
     return kept._plans.of_calls
 
 
-def compare(problem):
-    expected = gradients(problem, reference.em_routing)
-    for name, value in gradients(problem, route_on("cpu")).items():
-        assert_close(name, value, expected[name])
+compare = partial(equals_the_reference, route_on("cpu"))
 
 
 def test_a_plan_is_made_once_and_gets_new_inputs(plans):

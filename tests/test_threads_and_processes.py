@@ -11,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numba import typeof
 from torch.utils.data import DataLoader, Dataset
 
 from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, VBRouting, functional, use_backend
 from tritoncaps.kernels.common import backends
+from tritoncaps.kernels.common.cpu import compiling
 from tritoncaps.kernels.common.cpu import threads as pool
 from tritoncaps.testing import Problem, gradients
 
@@ -220,6 +223,35 @@ def test_kernels_are_cached_elsewhere_if_the_package_is_not_writable(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
     assert result.stdout.startswith(str(package))
     assert list((tmp_path / "cache").rglob("squash*.nbc"))
+
+
+def test_two_processes_can_compile_one_kernel_for_two_dtypes_at_the_same_time(tmp_path, monkeypatch):
+    """The second writes its files while the first is writing; then each dtype finds its own code."""
+    (tmp_path / "half.py").write_text("def half(x):\n    x[0] /= 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from half import half
+
+    one, other = compiling.kernel(half), compiling.kernel(half)
+    replace = os.replace
+
+    def replace_of_one(source, target):
+        def replace_of_other(*names):
+            monkeypatch.setattr(os, "replace", replace)
+            replace(source, target)
+            replace(*names)
+
+        monkeypatch.setattr(os, "replace", replace_of_other)
+        other.compile((typeof(np.ones(1)),))
+
+    monkeypatch.setattr(os, "replace", replace_of_one)
+    one.compile((typeof(np.ones(1, np.float32)),))
+    assert os.replace is replace
+    later = compiling.kernel(half)
+    for dtype in (np.float32, np.float64):
+        x = np.ones(1, dtype)
+        later(x)
+        assert x[0] == 0.5
+    assert not later.stats.cache_misses
 
 
 def test_layers_agree_with_each_other():

@@ -5,27 +5,18 @@ Triton's interpreter. They compile and run no kernel.
 """
 
 import json
-import os
-import subprocess
-import sys
+
+from other_process import DRIVER, run_python
 
 from tritoncaps.kernels.common import backends
 
-SCRIPT = """
+SCRIPT = (
+    DRIVER
+    + """
 import json
-import torch
 from collections import defaultdict
-from types import SimpleNamespace
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-driver.set_active(SimpleNamespace(
-    get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    get_current_device=lambda: 0,
-    get_current_stream=lambda device=None: 0,
-    get_active_torch_device=lambda: torch.device("cpu"),
-))
 asked = set()
 
 
@@ -49,16 +40,11 @@ for layer in (ConvCaps2d(8, 16, 3), ConvCaps2d(16, 33, 3), ConvCaps2d(3, 5, 2), 
         found.append(len(asked))
 print(json.dumps([found, sorted({name for name, _ in asked})]))
 """
+)
 
 
 def test_neither_batch_nor_sizes_compile_anew():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITONCAPS_TRITON_ON_CPU": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    counts, kernels = json.loads(result.stdout)
+    counts, kernels = json.loads(run_python("-c", SCRIPT, TRITONCAPS_TRITON_ON_CPU="1"))
     assert "child_gradient_kernel" in kernels
     assert len(set(counts)) == 1, counts
     assert counts[0] <= 14, (counts[0], kernels)

@@ -1,10 +1,7 @@
 """Every Triton kernel compiles for every target, without spills and within the budget of resources.json."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from other_process import run_python
 
 from tritoncaps.kernels.common.triton import resources
 
@@ -23,11 +20,7 @@ for variant in found:
 
 def test_the_coalescing_pass_changes_nothing():
     """For the kernels whose launches skip it and whose threads have one element."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_ALWAYS_COMPILE": "1"}
-    command = [sys.executable, "-c", COMPARE]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
+    run_python("-c", COMPARE, TRITON_ALWAYS_COMPILE="1")
 
 
 def test_a_fingerprint_ignores_what_does_not_change_the_code():
@@ -42,8 +35,5 @@ def test_a_fingerprint_ignores_what_does_not_change_the_code():
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_resources(target):
     """Kernels are compiled ahead of time, in another process, because this one uses Triton's interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tritoncaps.kernels.common.triton.resources", "--targets", target]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "all kernels are within the budget" in result.stdout
+    printed = run_python("-m", "tritoncaps.kernels.common.triton.resources", "--targets", target)
+    assert "all kernels are within the budget" in printed

@@ -6,18 +6,18 @@ wrong numbers.
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from other_process import DRIVER, run_python
 
-from tritoncaps import EMRouting, RoutingMap, functional, reference
+from tritoncaps import EMRouting, RoutingMap, functional
 from tritoncaps.kernels.common.triton import plans
 from tritoncaps.kernels.mixture.triton import kept
-from tritoncaps.testing import Problem, assert_close, gradients, route_on
+from tritoncaps.testing import Problem, assert_close, route_on
+from tritoncaps.testing.checks import equals_the_reference
 
 SMALL = Problem(RoutingMap.conv((2,), 2), EMRouting(2), images=1, in_caps=2, out_caps=3)
 
@@ -49,10 +49,7 @@ def made(monkeypatch):
     return names
 
 
-def compare(problem):
-    expected = gradients(problem, reference.em_routing)
-    for name, value in gradients(problem, route_on("triton")).items():
-        assert_close(name, value, expected[name])
+compare = partial(equals_the_reference, route_on("triton"))
 
 
 def test_a_plan_is_made_once_and_gets_new_inputs(made):
@@ -148,20 +145,12 @@ def test_interpreter_emulators_and_profilers_get_single_launches(monkeypatch):
     assert not plans.may_keep_plans()
 
 
-SCRIPT = """
+SCRIPT = (
+    DRIVER
+    + """
 import json
-import torch
-from types import SimpleNamespace
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-driver.set_active(SimpleNamespace(
-    get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    get_current_device=lambda: 0,
-    get_current_stream=lambda device=None: 7,
-    get_active_torch_device=lambda: torch.device("cpu"),
-))
 launches = []
 
 
@@ -198,18 +187,13 @@ repeated = [step(), step()]
 kept.may_keep_plans = lambda: False
 print(json.dumps([*repeated, step()]))
 """
+)
 
 
 def test_repeated_launches_are_those_of_triton():
     """Kernels, grids, streams and all arguments but addresses. In another process, without the interpreter; a stand-in
     of the compiled kernel gets the launches."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITONCAPS_TRITON_ON_CPU": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    first, second, plain = json.loads(result.stdout)
+    first, second, plain = json.loads(run_python("-c", SCRIPT, TRITONCAPS_TRITON_ON_CPU="1"))
     assert len(plain) == 9 + 10
     assert first == plain
     assert second == plain

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
 
 _LOG = logging.getLogger("tritoncaps")
 _PATIENCE = 2.0  # seconds of compilation before a line is logged
@@ -45,11 +48,40 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     dispatcher: Any = njit(nogil=True, error_model="numpy", cache=True, **options)(function)
-    # Numba checks only the age of the kernel's own file, but the kernel contains micro-kernels of other files.
-    cache_file: Any = getattr(dispatcher._cache, "_cache_file", None)
-    if hasattr(cache_file, "_source_stamp"):
-        cache_file._source_stamp = (cache_file._source_stamp, _fingerprint(Path(function.__code__.co_filename)))
+    stored: Any = dispatcher._cache
+    stored._cache_file = _CodeFiles(stored.cache_path, function, _fingerprint(Path(function.__code__.co_filename)))
     return dispatcher
+
+
+class _CodeFiles:
+    """Compiled code on disk, one file for each kernel, signature, processor and version of the source.
+
+    Numba's own files have an index. Two processes that compile one kernel for two dtypes at the same time can write an
+    index that gives one of them the code of the other. Its index also ignores a change of the micro-kernels in other
+    files, which the code of a kernel contains.
+    """
+
+    def __init__(self, folder: str, function: Callable[..., Any], fingerprint: str) -> None:
+        self.files = IndexDataCacheFile(folder, "", None)  # writes a file atomically
+        module, name = function.__module__, function.__qualname__
+        self.name = f"{module.rsplit('.', 1)[-1]}.{function.__name__}"
+        self.version = (numba.__version__, sys.version_info[:2], module, name, fingerprint)
+
+    def save(self, key: Any, data: Any) -> None:
+        self.files._save_data(self._file(key), data)
+
+    def load(self, key: Any) -> Any:
+        try:
+            return self.files._load_data(self._file(key))
+        except FileNotFoundError:
+            return None
+
+    def flush(self) -> None:
+        """Numba calls it before it compiles a function again; the new code replaces the old."""
+
+    def _file(self, key: Any) -> str:
+        digest = hashlib.sha256(repr((self.version, key)).encode()).hexdigest()
+        return f"{self.name}.{digest[:24]}.nbc"
 
 
 def ready(dispatcher: Any, dtype: Any, arguments: tuple[Any, ...]) -> None:

@@ -1,8 +1,8 @@
 """Launches of a call as a plan, which later calls repeat with other tensors.
 
-For each launch, Triton looks up the compiled kernel by the types of all arguments, which takes about 20 microseconds. A
-plan has the compiled kernels and their arguments. Only the addresses of tensors are new in each call. A plan has no
-memory of its own: each call allocates its tensors, as CUDA graphs and streams require.
+For each launch, Triton looks up the compiled kernel by the types of all arguments, in Python. A plan has the compiled
+kernels and their arguments. Only the addresses of tensors are new in each call. A plan has no memory of its own: each
+call allocates its tensors, as CUDA graphs and streams require.
 """
 
 from __future__ import annotations
