@@ -128,7 +128,7 @@ def test_betas_may_be_views(request, repeats):
 
 
 def test_a_batch_of_several_chunks_has_no_plan(made, monkeypatch):
-    monkeypatch.setattr("tritoncaps.kernels.mixture.chunks.WORKSPACE", 1)
+    monkeypatch.setattr("tritoncaps.kernels.common.chunks.WORKSPACE", 1)
     compare(SMALL.but(images=2))
     assert not made
 

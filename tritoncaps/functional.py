@@ -42,7 +42,7 @@ from tritoncaps.kernels.dynamic import operators as dynamic_ops
 from tritoncaps.kernels.dynamic.options import LONGEST_ON_TRITON
 from tritoncaps.kernels.mixture import operators as ops
 from tritoncaps.kernels.mixture import stored_operators as vote_ops
-from tritoncaps.kernels.mixture.function import MixtureFunction
+from tritoncaps.kernels.mixture.function import mixture_routing as fused_mixture_routing
 from tritoncaps.routing import DynamicRouting, EMRouting, MatrixRouting, MixtureRouting
 from tritoncaps.routing_map import RoutingMap
 
@@ -401,8 +401,8 @@ def _fused_mixture(
     data_per_parent = reference.mean_data_of(routing_map, weight.shape[1], weight.shape[2])
     fit = Fit(routing, tuple(parameters), routing_map.out_size, data_per_parent)
     tables, options = list(routing_map.tables(poses.device)), (routing.iterations, routing.competition)
-    given = (poses, activations, weight, tables, *options, routing.gradient, backend, *parameters.values())
-    mean, logit, *_ = MixtureFunction.apply(fit, *given)
+    given = (poses, activations, weight, list(parameters.values()), tables, *options, routing.gradient, backend)
+    mean, logit = fused_mixture_routing(fit, *given)
     return _parents(mean, logit, routing_map)  # the logits in the dtype of the arithmetic
 
 
@@ -788,10 +788,7 @@ def _fused_dynamic_routing(
     tables = list(routing_map.tables(poses.device))
     options = (routing.iterations, routing.competition, routing.none_of_the_above)
     check_reverse_mode("dynamic_routing", *(x for x in tensors if x is not None))
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        parents, _ = dynamic_ops.DynamicRoutingFunction.apply(*tensors, tables, *options, routing.gradient, backend)
-    else:
-        parents, _ = dynamic_ops.dynamic_routing_forward(*tensors, tables, *options, backend)
+    parents = dynamic_ops.dynamic_routing(*tensors, tables, *options, routing.gradient, backend)
     shape = (images, weight.shape[2], *routing_map.out_size, weight.shape[4])
     return rearrange(parents, "n p c e -> n c p e").reshape(shape)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.backends import kernels
-from tritoncaps.kernels.common.numerics import widen
+from tritoncaps.kernels.common.chunks import chunks_of, in_chunks
+from tritoncaps.kernels.common.numerics import wide_dtype, widen
 from tritoncaps.kernels.common.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.kernels.common.tables import Tables
 from tritoncaps.kernels.dynamic.options import Options
@@ -21,6 +22,40 @@ from tritoncaps.kernels.dynamic.options import Options
 
 def _kernels(backend: str) -> Any:
     return kernels("dynamic", backend)
+
+
+def dynamic_routing(
+    poses: Tensor,
+    weight: Tensor,
+    priors: Tensor | None,
+    tables: Sequence[Tensor],
+    iterations: int,
+    competition: str,
+    none_of_the_above: bool,
+    gradient: str,
+    backend: str,
+) -> Tensor:
+    """Parents [N, P, C, E], differentiable; poses [N, B, L, D], weight [K, B, C, D, E], priors [K, B, C]."""
+    options = (tables, iterations, competition, none_of_the_above)
+    tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (poses, weight, priors))
+
+    def route(poses: Tensor) -> Sequence[Tensor]:
+        if tracked:
+            return DynamicRoutingFunction.apply(poses, weight, priors, *options, gradient, backend)[:1]
+        return dynamic_routing_forward(poses, weight, priors, *options, backend)[:1]
+
+    (parents,) = in_chunks(route, _chunks(poses, weight, Tables(*tables), iterations, competition), poses)
+    return parents
+
+
+def _chunks(poses: Tensor, weight: Tensor, tables: Tables, iterations: int, competition: str) -> list[slice]:
+    """Slices of the images that are routed together; see `kernels.common.chunks`."""
+    (N, B, L, D), (_, _, C, _, E), P = poses.shape, weight.shape, tables.children.shape[0]
+    groups = L if competition == "global" else tables.children.numel()
+    # parents: a parent and its gradient in every iteration, three sums; children: copies of pose and gradient;
+    # groups: log_sum and mean gradient in every iteration
+    numbers = (2 * iterations + 3) * P * C * E + 2 * B * L * D + 2 * iterations * B * groups
+    return chunks_of(N, numbers * wide_dtype(poses.dtype).itemsize)
 
 
 @operator

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.backends import kernels
-from tritoncaps.kernels.common.numerics import wide_dtype
+from tritoncaps.kernels.common.chunks import ALL, chunks_of
+from tritoncaps.kernels.common.numerics import POSE, wide_dtype
 from tritoncaps.kernels.common.operators import Given
 from tritoncaps.kernels.common.tables import Tables
-from tritoncaps.kernels.mixture.chunks import ALL, chunks_of
 from tritoncaps.kernels.mixture.iteration import EMPasses, Fit, Gradients, History
+
+# Temporary memory of an image, in numbers. For each parent: slopes and components of an iteration, moments, tensors of
+# a fit and of its gradient. For each child: copies of pose, activation and gradients.
+SLOPES, COMPONENTS, MOMENTS, FIT, CHILD = 4 * POSE + 3, 2 * POSE + 1, 2 * POSE + 1, 10 * POSE, 2 * (POSE + 1)
 
 
 class VoteSource(NamedTuple):
@@ -48,10 +52,13 @@ class VoteSource(NamedTuple):
         """Empty tensors of these shapes, in the dtype of the arithmetic."""
         return [self.poses.new_empty(shape, dtype=self.dtype) for shape in shapes]
 
-    def chunks(self, iterations: int) -> list[slice]:
-        """Slices of the images that are routed together; see `kernels.mixture.chunks`."""
+    def chunks(self, iterations: int, any_fit: bool = False) -> list[slice]:
+        """Slices of the images that are routed together; see `kernels.common.chunks`. ``any_fit``: between the passes,
+        torch computes the components and their gradients."""
         (N, P, C), (_, B, L) = self.parents, self.activations.shape
-        return chunks_of(N, P * C, B * L, B * self.groups, iterations, self.dtype.itemsize)
+        of_iteration, once = (SLOPES + COMPONENTS, MOMENTS + FIT) if any_fit else (SLOPES, MOMENTS)
+        numbers = (iterations * of_iteration + once) * P * C + CHILD * B * L + 2 * (iterations - 1) * B * self.groups
+        return chunks_of(N, numbers * self.dtype.itemsize)
 
     def of_images(self, chunk: slice) -> VoteSource:
         """The source for some images, as kernels read it: negative activations become zero."""

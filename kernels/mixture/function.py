@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.backends import BACKENDS
+from tritoncaps.kernels.common.chunks import in_chunks
 from tritoncaps.kernels.common.numerics import least_support, widen
 from tritoncaps.kernels.common.operators import differentiable_again
+from tritoncaps.kernels.mixture.backend import vote_source
 from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
 
 
@@ -34,6 +36,28 @@ class Fit(Protocol):
     def __call__(
         self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+
+def mixture_routing(
+    fit: Fit,
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    parameters: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    iterations: int,
+    competition: str,
+    gradient: str,
+    backend: str,
+) -> Sequence[Tensor]:
+    """Mean [N, P, 16, C] in the dtype of the poses, logit [N, P, C] in the dtype of the arithmetic."""
+
+    def route(poses: Tensor, activations: Tensor) -> Sequence[Tensor]:
+        options = (tables, iterations, competition, gradient, backend)
+        return MixtureFunction.apply(fit, poses, activations, weight, *options, *parameters)[:2]
+
+    chunks = vote_source(poses, activations, weight, tables, competition).chunks(iterations, any_fit=True)
+    return in_chunks(route, chunks, poses, activations)
 
 
 class MixtureFunction(torch.autograd.Function):

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.common.chunks import ALL
 from tritoncaps.kernels.common.operators import fake, operator, surrounded
 from tritoncaps.kernels.mixture.backend import Components, Slopes, backend_of, given_source, vote_source
-from tritoncaps.kernels.mixture.chunks import ALL
 
 
 @operator

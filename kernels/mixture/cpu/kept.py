@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.common.chunks import ALL
 from tritoncaps.kernels.mixture import iteration
 from tritoncaps.kernels.mixture.backend import VoteSource
-from tritoncaps.kernels.mixture.chunks import ALL
 from tritoncaps.kernels.mixture.cpu.em_routing import (
     CPUPasses,
     empty_history,

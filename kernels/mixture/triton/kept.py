@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritoncaps.kernels.common.chunks import ALL
 from tritoncaps.kernels.common.triton.pairs import once
 from tritoncaps.kernels.common.triton.plans import Plan, may_keep_plans, recorded
 from tritoncaps.kernels.mixture import iteration
 from tritoncaps.kernels.mixture.backend import VoteSource
-from tritoncaps.kernels.mixture.chunks import ALL
 from tritoncaps.kernels.mixture.iteration import Fit, Gradients
 from tritoncaps.kernels.mixture.triton import parents
 from tritoncaps.kernels.mixture.triton.em_routing import TritonPasses, edges_of, empty_history, pack, saved_shapes
