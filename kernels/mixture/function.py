@@ -31,7 +31,10 @@ from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixtu
 class Fit(Protocol):
     """Computes the components of an iteration, and the logits, from the moments."""
 
-    scatter_floor: float  # errors of support times variance much smaller than this number do not matter
+    @property
+    def scatter_floor(self) -> float:
+        """Errors of support times variance much smaller than this number do not matter."""
+        ...
 
     def __call__(
         self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
