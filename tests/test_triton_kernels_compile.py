@@ -32,6 +32,18 @@ def test_a_fingerprint_ignores_what_does_not_change_the_code():
     assert plain == documented != changed
 
 
+def test_a_fingerprint_ignores_host_code():
+    code = (
+        "import x\nROWS = {rows}\n@triton.jit\ndef kernel(x):\n    return {device}\ndef launch(x):\n    return {host}\n"
+    )
+    plain, other_host, other_device, other_constant = (
+        resources.without_docstrings(code.format(rows=rows, device=device, host=host), device_only=True)
+        for rows, device, host in ((1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1))
+    )
+    assert plain == other_host
+    assert len({plain, other_device, other_constant}) == 3
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_resources(target):
     """Kernels are compiled ahead of time, in another process, because this one uses Triton's interpreter."""

@@ -243,24 +243,36 @@ def budget() -> dict[str, dict[str, dict[str, Any]]]:
     return {target: record["kernels"] for target, record in json.loads(BUDGET.read_text()).items()}
 
 
-def fingerprint() -> str:
-    """A hash of what determines the machine code: the version of Triton, and the files that kernels and their tiles
-    come from, without comments and docstrings."""
+def fingerprint(target: str) -> str:
+    """A hash of what determines the machine code: the version of Triton, the variants, the device code and its
+    constants, and this file, which compiles them."""
     import triton
 
     folder = Path(__file__).parents[2]
-    files = sorted([*folder.glob("*/triton/*.py"), *folder.glob("common/*.py")])
-    code = [triton.__version__, *(without_docstrings(file.read_text()) for file in files)]
+    files = [*sorted(folder.glob("*/triton/*.py")), folder / "common" / "numerics.py"]
+    code = [triton.__version__, without_docstrings(Path(__file__).read_text())]
+    code += [f"{x} {x.needs_coalescing(TARGETS[target][2])}" for x in variants(target)]
+    code += [without_docstrings(file.read_text(), device_only=True) for file in files]
     return hashlib.sha256("\n".join(code).encode()).hexdigest()
 
 
-def without_docstrings(source: str) -> str:
-    """The code of a file, without comments too."""
+def without_docstrings(source: str, device_only: bool = False) -> str:
+    """The code of a file, without comments too. ``device_only``: Triton's functions, constants, fields of classes."""
     module = ast.parse(source)
     for node in ast.walk(module):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            continue
+        if ast.get_docstring(node) is not None:
             del node.body[0]
+        if device_only and not isinstance(node, ast.FunctionDef):
+            node.body = [part for part in node.body if not _is_host_code(part)]
     return ast.unparse(module)
+
+
+def _is_host_code(node: ast.stmt) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return "triton.jit" not in "".join(map(ast.unparse, node.decorator_list))
+    return isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def compare(target: str) -> tuple[list[str], int]:
@@ -268,7 +280,7 @@ def compare(target: str) -> tuple[list[str], int]:
     resources.json is of the same code. Then the compiler must give the same numbers."""
     record = json.loads(BUDGET.read_text()).get(target, {"fingerprint": "", "kernels": {}})
     allowed = record["kernels"]
-    if record["fingerprint"] != fingerprint():
+    if record["fingerprint"] != fingerprint(target):
         needs = report(target)
         return complaints(target, needs, allowed), len(needs)
     sample = report(target, SAMPLE)
@@ -297,7 +309,7 @@ def write(targets: list[str]) -> None:
     """Compile the kernels of these targets and write what they need."""
     records = json.loads(BUDGET.read_text())
     for target in targets:
-        records[target] = {"fingerprint": fingerprint(), "kernels": report(target)}
+        records[target] = {"fingerprint": fingerprint(target), "kernels": report(target)}
     part = BUDGET.with_suffix(".part")
     part.write_text(json.dumps(records, indent=1) + "\n")
     part.replace(BUDGET)
