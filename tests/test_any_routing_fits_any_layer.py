@@ -74,7 +74,7 @@ class StepsRouting(MatrixRouting):
         gaussians = functional.m_step(votes, shares, *given, inverse_temperature=first, backend=backend)
         shares = functional.e_step(votes, gaussians, routing_map, backend=backend)
         gaussians = functional.m_step(votes, shares, *given, inverse_temperature=second, backend=backend)
-        return Capsules(gaussians.mean, gaussians.activations)
+        return Capsules(gaussians.mean, gaussians.logits.sigmoid())
 
 
 @dataclass(frozen=True)

@@ -657,7 +657,7 @@ def e_step(
     check_reverse_mode("e_step", *given.values())
     flat = (votes.shape[0], votes.shape[4], routing_map.num_parents)
     pose = math.prod(votes.shape[5:])  # reshape cannot infer it for an empty batch
-    mean, variance = (x.reshape(*flat, pose).transpose(1, 2) for x in gaussians[:2])
+    mean, variance = (x.reshape(*flat, pose).transpose(1, 2) for x in (gaussians.mean, gaussians.variance))
     logits = gaussians.logits.reshape(flat).transpose(1, 2)
     tables = list(routing_map.tables(votes.device))
     return vote_ops.EStep.apply(votes.flatten(5), mean, variance, logits, tables, competition, chosen)

@@ -193,7 +193,7 @@ def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, comp
         The assignments R, zero in missing slots.
     """
     votes = _ignore_missing(votes, routing_map).flatten(5)
-    mean, variance = (_from_capsules(x, routing_map).flatten(3) for x in gaussians[:2])  # [N, P, C, H]
+    mean, variance = (_from_capsules(x, routing_map).flatten(3) for x in (gaussians.mean, gaussians.variance))
     logits = _from_capsules(gaussians.logits, routing_map)
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
     distance = einsum(deviation**2, 1 / variance, "n p s b c h, n p c h -> n p s b c")
@@ -387,7 +387,7 @@ def log_likelihood(votes: Tensor, components: Components, routing_map: RoutingMa
         The logits l.
     """
     votes = _ignore_missing(votes, routing_map).flatten(5)
-    mean, precision = (_from_capsules(x, routing_map).flatten(3) for x in components[:2])  # [N, P, C, H]
+    mean, precision = (_from_capsules(x, routing_map).flatten(3) for x in (components.mean, components.precision))
     deviation = votes - rearrange(mean, "n p c h -> n p 1 1 c h")
     distance = einsum(deviation**2, precision, "n p s b c h, n p c h -> n p s b c")
     return rearrange(_from_capsules(components.log_weight, routing_map), "n p c -> n p 1 1 c") - 0.5 * distance

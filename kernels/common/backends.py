@@ -127,10 +127,11 @@ def triton_runs_on_cpu() -> bool:
 
 
 def _automatic(device_type: str, triton_refuses: str) -> str:
-    wanted = next((backend for backend in BACKENDS.values() if device_type in backend.devices), None)
-    if wanted is None:
+    found = [backend for backend in BACKENDS.values() if device_type in backend.devices]
+    if not found:
         _fall_back(f"no kernels for {device_type} devices")
         return "reference"
+    wanted = found[0]
     missing = _missing(wanted.name) or (triton_refuses if wanted.name == TRITON.name else "")
     if missing:
         _fall_back(missing)

@@ -41,7 +41,7 @@ class VoteSource(NamedTuple):
     @property
     def groups(self) -> int:
         """Number of groups of competing parents: child locations, or pairs of a parent location and a slot."""
-        return self.activations.shape[2] if self.competition == "global" else self.tables.children.numel()
+        return _groups(self)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,20 +52,25 @@ class VoteSource(NamedTuple):
         """Empty tensors of these shapes, in the dtype of the arithmetic."""
         return [self.poses.new_empty(shape, dtype=self.dtype) for shape in shapes]
 
-    def chunks(self, iterations: int, any_fit: bool = False) -> list[slice]:
-        """Slices of the images that are routed together; see `kernels.common.chunks`. ``any_fit``: between the passes,
-        torch computes the components and their gradients."""
-        (N, P, C), (_, B, L) = self.parents, self.activations.shape
-        of_iteration, once = (SLOPES + COMPONENTS, MOMENTS + FIT) if any_fit else (SLOPES, MOMENTS)
-        numbers = (iterations * of_iteration + once) * P * C + CHILD * B * L + 2 * (iterations - 1) * B * self.groups
-        return chunks_of(N, numbers * self.dtype.itemsize)
-
     def of_images(self, chunk: slice) -> VoteSource:
         """The source for some images, as kernels read it: negative activations become zero."""
         poses, activations = self.poses, self.activations
         if chunk is not ALL:
             poses, activations = poses[chunk], activations[chunk]
         return self._replace(poses=poses.flatten(3), activations=activations.clamp(min=0))
+
+
+def image_chunks(source: VoteSource, iterations: int, any_fit: bool = False) -> list[slice]:
+    """Slices of the images that are routed together; see `kernels.common.chunks`. ``any_fit``: between the passes,
+    torch computes the components and their gradients. No properties: torch.compile in torch 2.8 does not trace them."""
+    (N, B, L), P, C = source.activations.shape, source.tables.children.shape[0], source.weight.shape[2]
+    of_iteration, once = (SLOPES + COMPONENTS, MOMENTS + FIT) if any_fit else (SLOPES, MOMENTS)
+    numbers = (iterations * of_iteration + once) * P * C + CHILD * B * L + 2 * (iterations - 1) * B * _groups(source)
+    return chunks_of(N, numbers * wide_dtype(source.poses.dtype).itemsize)
+
+
+def _groups(source: VoteSource) -> int:
+    return source.activations.shape[2] if source.competition == "global" else source.tables.children.numel()
 
 
 def vote_source(

@@ -24,7 +24,7 @@ from tritoncaps.kernels.common.backends import BACKENDS
 from tritoncaps.kernels.common.chunks import in_chunks
 from tritoncaps.kernels.common.numerics import least_support, widen
 from tritoncaps.kernels.common.operators import differentiable_again
-from tritoncaps.kernels.mixture.backend import vote_source
+from tritoncaps.kernels.mixture.backend import image_chunks, vote_source
 from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
 
 
@@ -59,7 +59,7 @@ def mixture_routing(
         options = (tables, iterations, competition, gradient, backend)
         return MixtureFunction.apply(fit, poses, activations, weight, *options, *parameters)[:2]
 
-    chunks = vote_source(poses, activations, weight, tables, competition).chunks(iterations, any_fit=True)
+    chunks = image_chunks(vote_source(poses, activations, weight, tables, competition), iterations, any_fit=True)
     return in_chunks(route, chunks, poses, activations)
 
 

@@ -17,7 +17,14 @@ from torch import Tensor
 from tritoncaps.kernels.common.numerics import POSE, widen
 from tritoncaps.kernels.common.operators import differentiable_again, fake, operator, surrounded
 from tritoncaps.kernels.mixture import iteration as em_routing
-from tritoncaps.kernels.mixture.backend import MixtureBackend, VoteSource, backend_of, given_source, vote_source
+from tritoncaps.kernels.mixture.backend import (
+    MixtureBackend,
+    VoteSource,
+    backend_of,
+    given_source,
+    image_chunks,
+    vote_source,
+)
 
 
 @operator
@@ -174,7 +181,7 @@ def _forward_of_chunks(
         kept = _saved_of(kernels, part, chunk, saved) if save else part.empty(kernels.saved_shapes(part, len(fits)))
         return em_routing.forward(kernels.em_passes(part), fits, *map(kernels.by_iteration, kept))
 
-    chunks = source.chunks(len(fits))
+    chunks = image_chunks(source, len(fits))
     if len(chunks) == 1:
         return *route(chunks[0]), *saved
     outputs = kernels.empty_outputs(source)
@@ -200,7 +207,7 @@ def _backward_of_chunks(
         grads = widen(grad_poses[chunk]), widen(grad_activations[chunk])
         return em_routing.backward(kernels.em_passes(part), fits, history, gradient, *grads, *needs)
 
-    first, *others = source.chunks(len(fits))
+    first, *others = image_chunks(source, len(fits))
     found = pull_back(first)
     if not others:
         return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from tritoncaps.routing import Components, MixtureRouting, Moments
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch.compile in torch 2.8 hashes the object before its fields exist
 class Fit:
     """The fit of a routing as `kernels.mixture.function` calls it, with tensors [N, P, 16, C] and [N, P, C]."""
 
@@ -38,8 +38,10 @@ class Fit:
         components = self.routing.fit(moments, given, iteration)
         check_components(self.routing, components, moments)
         flat = (support.shape[0], support.shape[2], support.shape[1])
-        of_mean, precision = (rearrange(x.reshape(*flat, 16), "n c p h -> n p h c") for x in components[:2])
-        log_weight, logit = (x.reshape(flat).transpose(1, 2) for x in components[2:])
+        of_mean, precision = (
+            rearrange(x.reshape(*flat, 16), "n c p h -> n p h c") for x in (components.mean, components.precision)
+        )
+        log_weight, logit = (x.reshape(flat).transpose(1, 2) for x in (components.log_weight, components.logit))
         return of_mean, precision, log_weight, logit
 
 

@@ -12,7 +12,7 @@ from tritoncaps.kernels.common.chunks import ALL
 from tritoncaps.kernels.common.triton.pairs import once
 from tritoncaps.kernels.common.triton.plans import Plan, may_keep_plans, recorded
 from tritoncaps.kernels.mixture import iteration
-from tritoncaps.kernels.mixture.backend import VoteSource
+from tritoncaps.kernels.mixture.backend import VoteSource, image_chunks
 from tritoncaps.kernels.mixture.iteration import Fit, Gradients
 from tritoncaps.kernels.mixture.triton import parents
 from tritoncaps.kernels.mixture.triton.em_routing import TritonPasses, edges_of, empty_history, pack, saved_shapes
@@ -87,7 +87,7 @@ def _plan(make: Callable[..., Plan], source: VoteSource, fits: Sequence[Fit], *o
     addresses = [x.data_ptr() for x in source.tables]  # which launches contain
     key = make, source.competition, *[fit[2:] for fit in fits], options, *shapes, *dtypes, *addresses
     plan = plans.get(key)
-    if plan is None and len(source.chunks(len(fits))) == 1:
+    if plan is None and len(image_chunks(source, len(fits))) == 1:
         if len(plans) >= MOST:
             plans.clear()
         plan = plans[key] = make(source, fits, *options)
