@@ -6,6 +6,7 @@ wrong numbers.
 
 import ctypes
 import json
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import torch
 from other_process import DRIVER, run_python
 
 from tritoncaps import EMRouting, RoutingMap, functional
-from tritoncaps.kernels.common.triton import plans
+from tritoncaps.kernels.common.triton import compiling, plans
 from tritoncaps.kernels.mixture.triton import kept
 from tritoncaps.testing import Problem, assert_close, route_on
 from tritoncaps.testing.checks import equals_the_reference
@@ -143,6 +144,52 @@ def test_interpreter_emulators_and_profilers_get_single_launches(monkeypatch):
     hook = lambda metadata: None  # noqa: E731
     monkeypatch.setattr(plans.knobs.runtime, "launch_enter_hook", hook)
     assert not plans.may_keep_plans()
+
+
+class Recorded:
+    """In the place of a kernel: `warmup` calls a function."""
+
+    arg_names = ("x",)
+
+    def __init__(self, warmup):
+        self.work = warmup
+
+    def warmup(self, grid, x):
+        self.work()
+        return {(*grid, 1, 1): self}
+
+
+def test_kernels_of_a_plan_are_compiled_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(plans.os, "cpu_count", lambda: 2)
+    both = threading.Barrier(2, timeout=60)  # breaks if one kernel waits for the other
+    kernels = [Recorded(both.wait), Recorded(both.wait)]
+    with plans.recorded() as launches:
+        for number, kernel in enumerate(kernels):
+            plans.launch(kernel, 3, {"x": number}, {})
+    assert launches == [(kernel, [number]) for number, kernel in enumerate(kernels)]
+
+
+def test_other_threads_compile_with_the_same_passes():
+    seen = {}
+
+    def kernel(name):
+        return Recorded(lambda: seen.update({name: getattr(compiling._thread, "skips", False)}))
+
+    with plans.recorded():
+        plans.launch(kernel("before"), 1, {"x": 0}, {})
+        with compiling.uncoalesced():
+            plans.launch(kernel("inside"), 1, {"x": 0}, {})
+        plans.launch(kernel("after"), 1, {"x": 0}, {})
+    assert seen == {"before": False, "inside": True, "after": False}
+
+
+def test_an_error_of_the_compiler_reaches_the_caller():
+    def fail():
+        raise RuntimeError("no C compiler")
+
+    with pytest.raises(RuntimeError, match="no C compiler"), plans.recorded():
+        plans.launch(Recorded(fail), 1, {"x": 0}, {})
+    assert plans._thread.recording is None
 
 
 SCRIPT = (

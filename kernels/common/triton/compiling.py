@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,11 @@ def uncoalesced() -> Iterator[None]:
         yield
     finally:
         _thread.skips = before
+
+
+def same_passes() -> AbstractContextManager[None]:
+    """A context for another thread, which then compiles with the passes of this thread."""
+    return uncoalesced() if getattr(_thread, "skips", False) else nullcontext()
 
 
 def unwatched(kernel: Any) -> None:

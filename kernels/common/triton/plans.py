@@ -2,14 +2,18 @@
 
 For each launch, Triton looks up the compiled kernel by the types of all arguments, in Python. A plan has the compiled
 kernels and their arguments. Only the addresses of tensors are new in each call. A plan has no memory of its own: each
-call allocates its tensors, as CUDA graphs and streams require.
+call allocates its tensors, as CUDA graphs and streams require. All kernels of a plan are known before the first one
+runs, so several threads compile them at the same time.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +22,11 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tritoncaps.kernels.common.triton.compiling import unwatched
+from tritoncaps.kernels.common.triton import announcing
+from tritoncaps.kernels.common.triton.compiling import same_passes, unwatched
 
 ALIGNMENT = 512  # bytes: that of torch's allocator on GPUs
+MOST_THREADS = 8  # that compile; a call has at most six different kernels
 _INTERPRETED = knobs.runtime.interpret  # Triton reads it when it is imported
 
 
@@ -30,9 +36,9 @@ class Launch(NamedTuple):
 
 
 class _Thread(threading.local):
-    """The launches that this thread records, or None if it runs them."""
+    """The recording of this thread, or None if it runs its launches."""
 
-    launches: list[Launch] | None = None
+    recording: _Recording | None = None
 
 
 _thread = _Thread()
@@ -40,12 +46,11 @@ _thread = _Thread()
 
 def launch(kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
     """Run a kernel, or record its launch inside of `recorded`."""
-    if _thread.launches is None:
+    if _thread.recording is None:
         kernel[(programs,)](**arguments, **options)
+        unwatched(kernel)
     else:
-        in_order = [arguments[name] for name in kernel.arg_names]
-        _thread.launches.append(Launch(_compiled(kernel, programs, arguments, options), in_order))
-    unwatched(kernel)
+        _thread.recording.add(kernel, programs, arguments, options)
 
 
 def _compiled(kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Callable[..., None]:
@@ -54,15 +59,44 @@ def _compiled(kernel: Any, programs: int, arguments: dict[str, Any], options: di
     return found
 
 
+class _Recording:
+    """Launches whose kernels other threads compile."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self.locks: dict[Any, threading.Lock] = defaultdict(threading.Lock)  # a kernel may be launched again
+        self.launches: list[tuple[Future[Callable[..., None]], list[Any]]] = []
+
+    def add(self, kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
+        passes, gpu, lock = same_passes(), _current_gpu(), self.locks[kernel]
+
+        def compiled() -> Callable[..., None]:
+            with lock, gpu, passes:
+                try:
+                    return _compiled(kernel, programs, arguments, options)
+                finally:
+                    unwatched(kernel)
+                    announcing.finish()
+
+        self.launches.append((self.pool.submit(compiled), [arguments[name] for name in kernel.arg_names]))
+
+
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Inside, this thread compiles kernels and does not run them. The list gets their launches."""
+    """Inside, this thread does not run kernels; other threads compile them. The list gets their launches at the end."""
     launches: list[Launch] = []
-    _thread.launches = launches
-    try:
-        yield launches
-    finally:
-        _thread.launches = None
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS), "tritoncaps-compiles") as pool:
+        recording = _thread.recording = _Recording(pool)
+        try:
+            yield launches
+        finally:
+            _thread.recording = None
+    launches += [Launch(run.result(), arguments) for run, arguments in recording.launches]
+
+
+def _current_gpu() -> AbstractContextManager[None]:
+    """A context for another thread: the GPU of this thread. A new thread would use the first one."""
+    return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 
 def may_keep_plans() -> bool:
