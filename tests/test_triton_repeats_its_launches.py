@@ -24,7 +24,7 @@ SMALL = Problem(RoutingMap.conv((2,), 2), EMRouting(2), images=1, in_caps=2, out
 
 
 def interpreted(kernel, programs, arguments, options):
-    """In the place of a compiled kernel: a function of addresses that interprets the kernel."""
+    """In the place of a compiled kernel: for its grid, a function of addresses that interprets the kernel."""
     recorded = [arguments[name] for name in kernel.arg_names]
 
     def at(address, like):
@@ -33,7 +33,7 @@ def interpreted(kernel, programs, arguments, options):
         memory = (ctypes.c_char * (like.numel() * like.element_size())).from_address(address)
         return torch.frombuffer(memory, dtype=like.dtype)
 
-    return lambda *values, stream: kernel[(programs,)](*map(at, values, recorded))
+    return {(programs, 1, 1): lambda *values, stream: kernel[(programs,)](*map(at, values, recorded))}
 
 
 @pytest.fixture

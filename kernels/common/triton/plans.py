@@ -53,10 +53,9 @@ def launch(kernel: Any, programs: int, arguments: dict[str, Any], options: dict[
         _thread.recording.add(kernel, programs, arguments, options)
 
 
-def _compiled(kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Callable[..., None]:
-    """The compiled kernel as a function of all its arguments."""
-    found: Callable[..., None] = kernel.warmup(grid=(programs,), **arguments, **options)[(programs, 1, 1)]
-    return found
+def _compiled(kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The compiled kernel. With a grid as its index, it is a function of all arguments."""
+    return kernel.warmup(grid=(programs,), **arguments, **options)
 
 
 class _Recording:
@@ -65,12 +64,12 @@ class _Recording:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.pool = pool
         self.locks: dict[Any, threading.Lock] = defaultdict(threading.Lock)  # a kernel may be launched again
-        self.launches: list[tuple[Future[Callable[..., None]], list[Any]]] = []
+        self.launches: list[tuple[Future[Any], int, list[Any]]] = []
 
     def add(self, kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
         passes, gpu, lock = same_passes(), _current_gpu(), self.locks[kernel]
 
-        def compiled() -> Callable[..., None]:
+        def compiled() -> Any:
             with lock, gpu, passes:
                 try:
                     return _compiled(kernel, programs, arguments, options)
@@ -78,7 +77,7 @@ class _Recording:
                     unwatched(kernel)
                     announcing.finish()
 
-        self.launches.append((self.pool.submit(compiled), [arguments[name] for name in kernel.arg_names]))
+        self.launches.append((self.pool.submit(compiled), programs, [arguments[name] for name in kernel.arg_names]))
 
 
 @contextmanager
@@ -91,7 +90,8 @@ def recorded() -> Iterator[list[Launch]]:
             yield launches
         finally:
             _thread.recording = None
-    launches += [Launch(run.result(), arguments) for run, arguments in recording.launches]
+    # this thread loads the compiled code to its GPU
+    launches += [Launch(kernel.result()[(programs, 1, 1)], given) for kernel, programs, given in recording.launches]
 
 
 def _current_gpu() -> AbstractContextManager[None]:
