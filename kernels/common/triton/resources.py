@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from tritoncaps.kernels.common.triton.compiling import uncoalesced
 from tritoncaps.kernels.common.triton.instructions import nest
-from tritoncaps.kernels.common.triton.launching import REGISTERS
+from tritoncaps.kernels.common.triton.launching import OPTIONS, REGISTERS
 from tritoncaps.kernels.dynamic.triton import config as dynamic_config
 from tritoncaps.kernels.mixture.triton import config
 
@@ -248,11 +248,11 @@ def fingerprint(target: str) -> str:
     constants, and this file, which compiles them."""
     import triton
 
-    folder = Path(__file__).parents[2]
-    files = [*sorted(folder.glob("*/triton/*.py")), folder / "common" / "numerics.py"]
-    code = [triton.__version__, without_docstrings(Path(__file__).read_text())]
+    files = sorted(Path(__file__).parents[2].glob("*/triton/*.py"))
+    sources = [text for text in (file.read_text() for file in files) if "triton.jit" in text or "constexpr" in text]
+    code = [triton.__version__, without_docstrings(Path(__file__).read_text()), repr(OPTIONS)]
     code += [f"{x} {x.needs_coalescing(TARGETS[target][2])}" for x in variants(target)]
-    code += [without_docstrings(file.read_text(), device_only=True) for file in files]
+    code += [without_docstrings(source, device_only=True) for source in sources]
     return hashlib.sha256("\n".join(code).encode()).hexdigest()
 
 
