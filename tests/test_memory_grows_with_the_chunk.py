@@ -60,10 +60,13 @@ def check_chunks(problem, sizes, dtype, backend, monkeypatch):
     found, sums = gradients(inputs, problem, backend)
     for x, y in zip(found, together, strict=True):
         torch.testing.assert_close(x, y, rtol=0 if fused else 1e-4, atol=0 if fused else 1e-5)
+        if type(problem.routing) is EMRouting:
+            assert x.stride() == y.stride()
     if dtype == torch.float16:  # each routing rounds at another moment
         return
     for of_chunks, given in zip(zip(*alone, strict=True), sums, strict=True):
-        torch.testing.assert_close(given, sum(of_chunks[1:], of_chunks[0]), rtol=1e-5, atol=1e-6)
+        total = sum(of_chunks[1:], of_chunks[0])
+        torch.testing.assert_close(given, total, rtol=0 if fused else 1e-5, atol=0 if fused else 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
@@ -126,6 +129,7 @@ def test_memory_for_work_is_that_of_a_chunk_on_the_cpu(name):
     few, many = work(4, "cpu", LAYERS[name]), work(24, "cpu", LAYERS[name])
     assert few > 0
     assert many < 1.3 * few
+    assert name != "em" or many > 0  # other routings free the kept tensors of a chunk before they compute the next one
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -141,3 +145,4 @@ def test_memory_for_work_is_that_of_a_chunk_on_triton(name, monkeypatch):
     few, many = work(4, "triton", LAYERS[name]), work(24, "triton", LAYERS[name])
     assert few > 0
     assert many < 1.3 * few
+    assert name != "em" or many > 0  # other routings free the kept tensors of a chunk before they compute the next one
