@@ -6,9 +6,12 @@ Tensors are contiguous [N, P, 16, C] or [N, P, C]. Types are the fastest axis, a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from tritoncaps.kernels.common.cpu.compiling import kernel, part
+from tritoncaps.kernels.common.cpu.compiling import inlined, kernel
+from tritoncaps.kernels.common.cpu.simd import Rows, microkernel
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.mixture.cpu.layout import Moment, Slope, Statistic
 
@@ -16,19 +19,50 @@ STATISTICS, SLOPES, MOMENTS = Statistic.ROWS, Slope.ROWS, Moment.ROWS
 MINUS_MEAN, PRECISION, CONSTANT = Statistic.MINUS_MEAN, Statistic.PRECISION, Statistic.CONSTANT
 VARIANCE, SUPPORT = Statistic.VARIANCE, Statistic.SUPPORT
 TWICE_LINEAR, TWICE_QUADRATIC, OFFSET = Slope.TWICE_LINEAR, Slope.TWICE_QUADRATIC, Slope.OFFSET
-SHIFT, MINUS_CENTRE = Slope.SHIFT, Slope.MINUS_CENTRE
+MINUS_CENTRE = Slope.MINUS_CENTRE
 TOTAL, FIRST, SECOND = Moment.TOTAL, Moment.FIRST, Moment.SECOND
 
-# float32 factors do not change the dtype of a product
-ONE, MINUS_ONE, TWO = np.float32(1), np.float32(-1), np.float32(2)
-HALF, MINUS_HALF = np.float32(0.5), np.float32(-0.5)
+
+def _multiply_row(factor: float, out: Rows, given: Rows) -> None:
+    """A row of out = factor times a row of given."""
+    out[0] = given[0] * factor
 
 
-@part
-def _copy(out, at, given, start, count, factor):  # type: ignore[no-untyped-def]
-    """out[at + i] = factor given[start + i] for `count` numbers."""
-    for i in range(count):
-        out[at + i] = factor * given[start + i]
+def _copy_times(factor: float) -> Any:
+    """A function that copies a row of numbers and multiplies them by the factor."""
+    multiply_row = microkernel(_multiply_row, factor)
+    number = np.float32(factor)  # float32 does not change the dtype of a product
+
+    @inlined
+    def copy(out, at, given, start, count, lanes):  # type: ignore[no-untyped-def]
+        """out[at + i] = factor given[start + i] for `count` numbers: a vector, or a part of one."""
+        if count == lanes:
+            multiply_row(out, at, given, start)
+        else:
+            for i in range(count):
+                out[at + i] = number * given[start + i]
+
+    return copy
+
+
+_copy, _negate, _double, _halve, _halve_and_negate = map(_copy_times, (1.0, -1.0, 2.0, 0.5, -0.5))
+
+
+def _shift_rows(slopes: Rows, before: Rows) -> None:
+    """The rows `SHIFT`: mean of the previous components - centre."""
+    for h in range(16):
+        slopes[Slope.SHIFT + h] = slopes[Slope.MINUS_CENTRE + h] - before[Statistic.MINUS_MEAN + h]
+
+
+def _gradient_of_mean_rows(moments: Rows, components: Rows) -> None:
+    """In place: the gradient of the mean replaces the first moments of dl. The rows `PRECISION` hold a half of it."""
+    for h in range(16):
+        first = Moment.FIRST + h
+        moments[first] = components[Statistic.PRECISION + h] * 2.0 * moments[first]
+
+
+_set_shift = microkernel(_shift_rows)
+_to_gradient_of_mean = microkernel(_gradient_of_mean_rows)
 
 
 @kernel
@@ -47,11 +81,11 @@ def pack_components(  # type: ignore[no-untyped-def]
                 if count < lanes:
                     rows[row : row + STATISTICS * lanes] = 0
                     rows[row + CONSTANT * lanes : row + (CONSTANT + 1) * lanes] = lowest
-                _copy(rows, row + CONSTANT * lanes, log_weight, index * C + c, count, ONE)
+                _copy(rows, row + CONSTANT * lanes, log_weight, index * C + c, count, lanes)
                 for h in range(16):
                     given = (index * 16 + h) * C + c
-                    _copy(rows, row + (MINUS_MEAN + h) * lanes, mean, given, count, MINUS_ONE)
-                    _copy(rows, row + (PRECISION + h) * lanes, precision, given, count, HALF)
+                    _negate(rows, row + (MINUS_MEAN + h) * lanes, mean, given, count, lanes)
+                    _halve(rows, row + (PRECISION + h) * lanes, precision, given, count, lanes)
         task = next_task(counter, tasks)
 
 
@@ -64,9 +98,11 @@ def pack_centre(counter, tasks, e, first, images, chunks, rows, centre):  # type
         for index in range(images * P * task // chunks, images * P * (task + 1) // chunks):
             for block in range(e.blocks):
                 row, c = ((index * e.blocks + block) * STATISTICS + MINUS_MEAN) * lanes, block * lanes
-                rows[row : row + 16 * lanes] = 0
+                count = min(lanes, C - c)
+                if count < lanes:
+                    rows[row : row + 16 * lanes] = 0
                 for h in range(16):
-                    _copy(rows, row + h * lanes, centre, (index * 16 + h) * C + c, min(lanes, C - c), MINUS_ONE)
+                    _negate(rows, row + h * lanes, centre, (index * 16 + h) * C + c, count, lanes)
         task = next_task(counter, tasks)
 
 
@@ -84,15 +120,14 @@ def pack_slopes(  # type: ignore[no-untyped-def]
                 row, earlier, count = parent * SLOPES * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
                 if count < lanes:
                     rows[row : row + SLOPES * lanes] = 0
-                _copy(rows, row + OFFSET * lanes, offset, index * C + c, count, ONE)
+                _copy(rows, row + OFFSET * lanes, offset, index * C + c, count, lanes)
                 for h in range(16):
                     given = (index * 16 + h) * C + c
-                    _copy(rows, row + (TWICE_LINEAR + h) * lanes, linear, given, count, TWO)
-                    _copy(rows, row + (TWICE_QUADRATIC + h) * lanes, quadratic, given, count, TWO)
-                    _copy(rows, row + (MINUS_CENTRE + h) * lanes, centre, given, count, MINUS_ONE)
-                    for lane in range(count if len(before) > 0 else 0):
-                        mean = -before[earlier + (MINUS_MEAN + h) * lanes + lane]
-                        rows[row + (SHIFT + h) * lanes + lane] = mean - centre[given + lane]
+                    _double(rows, row + (TWICE_LINEAR + h) * lanes, linear, given, count, lanes)
+                    _double(rows, row + (TWICE_QUADRATIC + h) * lanes, quadratic, given, count, lanes)
+                    _negate(rows, row + (MINUS_CENTRE + h) * lanes, centre, given, count, lanes)
+                if len(before) > 0:
+                    _set_shift(rows, row, before, earlier)
         task = next_task(counter, tasks)
 
 
@@ -108,11 +143,11 @@ def unpack_moments(  # type: ignore[no-untyped-def]
             for block in range(e.blocks):
                 row, c = (index * e.blocks + block) * STATISTICS * lanes, block * lanes
                 count = min(lanes, C - c)
-                _copy(support, index * C + c, rows, row + SUPPORT * lanes, count, ONE)
+                _copy(support, index * C + c, rows, row + SUPPORT * lanes, count, lanes)
                 for h in range(16):
                     found = (index * 16 + h) * C + c
-                    _copy(mean, found, rows, row + (MINUS_MEAN + h) * lanes, count, MINUS_ONE)
-                    _copy(variance, found, rows, row + (VARIANCE + h) * lanes, count, ONE)
+                    _negate(mean, found, rows, row + (MINUS_MEAN + h) * lanes, count, lanes)
+                    _copy(variance, found, rows, row + (VARIANCE + h) * lanes, count, lanes)
         task = next_task(counter, tasks)
 
 
@@ -128,11 +163,10 @@ def unpack_component_gradients(  # type: ignore[no-untyped-def]
             for block in range(e.blocks):
                 parent, c = index * e.blocks + block, block * lanes
                 row, component, count = parent * MOMENTS * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
-                _copy(grad_log_weight, index * C + c, rows, row + TOTAL * lanes, count, ONE)
+                _to_gradient_of_mean(rows, row, components, component)
+                _copy(grad_log_weight, index * C + c, rows, row + TOTAL * lanes, count, lanes)
                 for h in range(16):
                     found = (index * 16 + h) * C + c
-                    _copy(grad_precision, found, rows, row + (SECOND + h) * lanes, count, MINUS_HALF)
-                    for lane in range(count):
-                        precision = TWO * components[component + (PRECISION + h) * lanes + lane]
-                        grad_mean[found + lane] = precision * rows[row + (FIRST + h) * lanes + lane]
+                    _halve_and_negate(grad_precision, found, rows, row + (SECOND + h) * lanes, count, lanes)
+                    _copy(grad_mean, found, rows, row + (FIRST + h) * lanes, count, lanes)
         task = next_task(counter, tasks)
