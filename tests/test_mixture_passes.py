@@ -9,7 +9,7 @@ from einops import einsum
 
 from tritoncaps import RoutingMap
 from tritoncaps.kernels.common.numerics import least_support
-from tritoncaps.kernels.mixture.function import MixtureFunction
+from tritoncaps.kernels.mixture.function import MixtureFunction, vjp
 
 BACKEND = "triton"
 B, C, H = 3, 5, 16
@@ -45,6 +45,7 @@ def far(support, mean, variance, parameters, t):
 
 for _fit in (em, vb, far):
     _fit.scatter_floor = 0.0  # no tolerance for errors of the variance
+    _fit.vjp = lambda s, m, v, p, t, fit=_fit: vjp(lambda s, m, v, *p: fit(s, m, v, p, t), s, m, v, *p)
 
 
 def with_stored_votes(fit, poses, activations, weight, parameters, iterations, competition, gradient):

@@ -147,6 +147,14 @@ def test_jitter_is_what_the_settings_say():
     assert (pipeline.pad, pipeline.edges) == (3, "repeat")
 
 
+def test_the_pipeline_of_a_data_set_remains_where_the_settings_are_silent(monkeypatch):
+    own = Pipeline(crop=32, rotation=7.0, scaling=0.2, standardise="crop", per_channel=True)
+    monkeypatch.setitem(DATASETS, "toynorb", DATASETS["toynorb"]._replace(pipeline=own))
+    pipeline = pipeline_of(Config(data="toynorb"))
+    assert (pipeline.rotation, pipeline.scaling, pipeline.per_channel) == (7.0, 0.2, True)
+    assert pipeline_of(Config(data="toynorb", rotation=3.0)).rotation == 3.0
+
+
 def test_mixup_changes_training_alone(run):
     mixed, again, plain = run(mixup=0.2), run(mixup=0.2), run()
     assert same(weights(mixed), weights(again), rtol=0, atol=0)

@@ -35,7 +35,7 @@ from tritoncaps._internal.checks import (
     once,
     under_autocast,
 )
-from tritoncaps._internal.fits import Fit
+from tritoncaps._internal.fits import fit_of
 from tritoncaps.capsules import Capsules, Gaussians
 from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.dynamic import operators as dynamic_ops
@@ -399,7 +399,7 @@ def _fused_mixture(
     backend: str,
 ) -> Capsules:
     data_per_parent = reference.mean_data_of(routing_map, weight.shape[1], weight.shape[2])
-    fit = Fit(routing, tuple(parameters), routing_map.out_size, data_per_parent)
+    fit = fit_of(routing, backend, tuple(parameters), routing_map.out_size, data_per_parent)
     tables, options = list(routing_map.tables(poses.device)), (routing.iterations, routing.competition)
     given = (poses, activations, weight, list(parameters.values()), tables, *options, routing.gradient, backend)
     mean, logit = fused_mixture_routing(fit, *given)

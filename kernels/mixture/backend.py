@@ -104,8 +104,33 @@ class Slopes(NamedTuple):
     centre: Tensor  # [N, P, 16, C]: the mean of the moments
 
 
+class VBKernels(Protocol):
+    """The fit of variational Bayes routing and its gradients; see `kernels.mixture.vb`."""
+
+    def fit(
+        self, support: Tensor, mean: Tensor, variance: Tensor, beta_a: Tensor, priors: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    def gradients(
+        self,
+        moments: tuple[Tensor, Tensor, Tensor],
+        grads: tuple[Tensor, Tensor, Tensor, Tensor],
+        priors: Sequence[float],
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+def contiguous_like(x: Tensor) -> Tensor:
+    """An empty contiguous tensor in the shape of x."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 class MixtureBackend(Protocol):
     """The passes over votes. Separate methods allocate the outputs, because fake operators need them too."""
+
+    @property
+    def vb(self) -> VBKernels | None:
+        """Kernels for the fit of variational Bayes routing; None: torch computes it."""
+        ...
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         """Empty tensors [N, P, C] and [N, P, 16, C] for parents, in the dtype of the arithmetic."""

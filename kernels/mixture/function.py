@@ -27,6 +27,8 @@ from tritoncaps.kernels.common.operators import differentiable_again
 from tritoncaps.kernels.mixture.backend import image_chunks, vote_source
 from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
 
+PullBack = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
 
 class Fit(Protocol):
     """Computes the components of an iteration, and the logits, from the moments."""
@@ -38,7 +40,15 @@ class Fit(Protocol):
 
     def __call__(
         self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mean and precision [N, P, 16, C], log_weight and logit [N, P, C]."""
+        ...
+
+    def vjp(
+        self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
+    ) -> tuple[Sequence[Tensor], PullBack]:
+        """The same, and the function that computes the gradients of moments and parameters from those of the result."""
+        ...
 
 
 def mixture_routing(
@@ -162,8 +172,8 @@ def mixture_backward(
 
     def fit_again(t: int) -> Any:
         """The components and logits of iteration t, and the function that computes the gradients of its fit."""
-        found = moments[3 * t : 3 * t + 3]
-        return _vjp(lambda s, m, v, *p: fit(s, m, v, p, t), *found, *wide)
+        support, mean, variance = moments[3 * t : 3 * t + 3]
+        return fit.vjp(support, mean, variance, wide, t)
 
     (_, precision, log_weight, _), pull_back = fit_again(last)
     grads = (widen(grad_mean), torch.zeros_like(precision), torch.zeros_like(log_weight), widen(grad_logit))
@@ -194,7 +204,7 @@ def mixture_backward(
     return *found, *(x.to(p.dtype) for x, p in zip(grads_of_parameters, parameters, strict=True))
 
 
-def _vjp(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> Any:
+def vjp(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> tuple[Sequence[Tensor], PullBack]:
     """`torch.func.vjp`; by autograd, in three quarters of the time, if torch neither compiles nor transforms."""
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return torch.func.vjp(function, *inputs)[:2]

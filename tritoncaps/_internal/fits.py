@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from einops import rearrange
 from torch import Tensor
 
-from tritoncaps.routing import Components, MixtureRouting, Moments
+from tritoncaps.kernels.common.tracing import constant
+from tritoncaps.kernels.mixture.backend import backend_of
+from tritoncaps.kernels.mixture.function import PullBack, vjp
+from tritoncaps.kernels.mixture.vb import vb_fit, vb_fit_gradients
+from tritoncaps.routing import Components, MixtureRouting, Moments, VBRouting
 
 
 @dataclass(frozen=True, eq=False)  # torch.compile in torch 2.8 hashes the object before its fields exist
@@ -43,6 +48,52 @@ class Fit:
         )
         log_weight, logit = (x.reshape(flat).transpose(1, 2) for x in (components.log_weight, components.logit))
         return of_mean, precision, log_weight, logit
+
+    def vjp(
+        self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
+    ) -> tuple[Sequence[Tensor], PullBack]:
+        return vjp(lambda s, m, v, *p: self(s, m, v, p, iteration), support, mean, variance, *parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class VBFit(Fit):
+    """The fit of variational Bayes routing with the kernels of a backend."""
+
+    backend: str
+
+    @property
+    def priors(self) -> list[float]:
+        routing = cast(VBRouting, self.routing)
+        return [routing.alpha0, routing.mean0, routing.kappa0, routing.nu0, routing.psi0]
+
+    def __call__(
+        self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return vb_fit(support, mean, variance, parameters[0], self.priors, self.backend)
+
+    def vjp(
+        self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
+    ) -> tuple[Sequence[Tensor], PullBack]:
+        moments = support, mean, variance
+
+        def pull_back(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+            return *vb_fit_gradients(*moments, *grads, self.priors, self.backend), grads[3].sum((0, 1))
+
+        return self(*moments, parameters, iteration), pull_back
+
+
+def fit_of(
+    routing: MixtureRouting, backend: str, names: tuple[str, ...], out_size: tuple[int, ...], data_per_parent: float
+) -> Fit:
+    """The fit of a routing, with kernels if the backend has them."""
+    if type(routing).fit is VBRouting.fit and _has_vb_kernels(backend):
+        return VBFit(routing, names, out_size, data_per_parent, backend)
+    return Fit(routing, names, out_size, data_per_parent)
+
+
+@constant
+def _has_vb_kernels(backend: str) -> bool:
+    return backend_of(backend).vb is not None
 
 
 def check_components(routing: MixtureRouting, components: Components, moments: Moments) -> None:

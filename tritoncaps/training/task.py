@@ -94,10 +94,10 @@ def pipeline_of(config: Config) -> Pipeline:
     return replace(
         pipeline,
         standardise=chosen,
-        per_channel=config.standardise_channels,
+        per_channel=config.standardise_channels or pipeline.per_channel,
         jitter=_jitter(config, pipeline, chosen is not None),
-        rotation=config.rotation,
-        scaling=config.scaling,
+        rotation=config.rotation or pipeline.rotation,
+        scaling=config.scaling or pipeline.scaling,
         **padding,  # type: ignore[arg-type]
     )
 

@@ -7,6 +7,7 @@ layout.py       the arrays that kernels read
 votes.py        micro-kernels for votes
 parents.py      micro-kernels for parents: the M-step from moments, and its gradients
 components.py   conversion of the tensors of any fit to the rows that kernels read
+vb.py           the fit of variational Bayes routing, and its gradients
 child_view.py   assignments and their gradient
 parent_view.py  moments, M-steps and their slopes
 gradient.py     the last sweep of the backward pass: gradients of poses, activations and weight

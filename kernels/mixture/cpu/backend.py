@@ -15,7 +15,8 @@ from torch import Tensor
 from tritoncaps.kernels.common.cpu.arrays import array
 from tritoncaps.kernels.common.cpu.workspace import scratch
 from tritoncaps.kernels.common.numerics import POSE, least_support
-from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
+from tritoncaps.kernels.mixture.backend import Components, Slopes, VBKernels, VoteSource
+from tritoncaps.kernels.mixture.cpu import vb
 from tritoncaps.kernels.mixture.cpu.components import (
     pack_centre,
     pack_components,
@@ -47,6 +48,8 @@ from tritoncaps.kernels.mixture.iteration import History
 
 class CPUMixture:
     """The methods of `MixtureBackend`. `BACKEND` is the only object."""
+
+    vb: VBKernels | None = vb
 
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         N, P, C = source.parents

@@ -45,7 +45,7 @@ def _copy_times(factor: float) -> Any:
     return copy
 
 
-_copy, _negate, _double, _halve, _halve_and_negate = map(_copy_times, (1.0, -1.0, 2.0, 0.5, -0.5))
+copy_row, _negate, _double, _halve, _halve_and_negate = map(_copy_times, (1.0, -1.0, 2.0, 0.5, -0.5))
 
 
 def _shift_rows(slopes: Rows, before: Rows) -> None:
@@ -81,7 +81,7 @@ def pack_components(  # type: ignore[no-untyped-def]
                 if count < lanes:
                     rows[row : row + STATISTICS * lanes] = 0
                     rows[row + CONSTANT * lanes : row + (CONSTANT + 1) * lanes] = lowest
-                _copy(rows, row + CONSTANT * lanes, log_weight, index * C + c, count, lanes)
+                copy_row(rows, row + CONSTANT * lanes, log_weight, index * C + c, count, lanes)
                 for h in range(16):
                     given = (index * 16 + h) * C + c
                     _negate(rows, row + (MINUS_MEAN + h) * lanes, mean, given, count, lanes)
@@ -120,7 +120,7 @@ def pack_slopes(  # type: ignore[no-untyped-def]
                 row, earlier, count = parent * SLOPES * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
                 if count < lanes:
                     rows[row : row + SLOPES * lanes] = 0
-                _copy(rows, row + OFFSET * lanes, offset, index * C + c, count, lanes)
+                copy_row(rows, row + OFFSET * lanes, offset, index * C + c, count, lanes)
                 for h in range(16):
                     given = (index * 16 + h) * C + c
                     _double(rows, row + (TWICE_LINEAR + h) * lanes, linear, given, count, lanes)
@@ -143,11 +143,11 @@ def unpack_moments(  # type: ignore[no-untyped-def]
             for block in range(e.blocks):
                 row, c = (index * e.blocks + block) * STATISTICS * lanes, block * lanes
                 count = min(lanes, C - c)
-                _copy(support, index * C + c, rows, row + SUPPORT * lanes, count, lanes)
+                copy_row(support, index * C + c, rows, row + SUPPORT * lanes, count, lanes)
                 for h in range(16):
                     found = (index * 16 + h) * C + c
                     _negate(mean, found, rows, row + (MINUS_MEAN + h) * lanes, count, lanes)
-                    _copy(variance, found, rows, row + (VARIANCE + h) * lanes, count, lanes)
+                    copy_row(variance, found, rows, row + (VARIANCE + h) * lanes, count, lanes)
         task = next_task(counter, tasks)
 
 
@@ -164,9 +164,9 @@ def unpack_component_gradients(  # type: ignore[no-untyped-def]
                 parent, c = index * e.blocks + block, block * lanes
                 row, component, count = parent * MOMENTS * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
                 _to_gradient_of_mean(rows, row, components, component)
-                _copy(grad_log_weight, index * C + c, rows, row + TOTAL * lanes, count, lanes)
+                copy_row(grad_log_weight, index * C + c, rows, row + TOTAL * lanes, count, lanes)
                 for h in range(16):
                     found = (index * 16 + h) * C + c
                     _halve_and_negate(grad_precision, found, rows, row + (SECOND + h) * lanes, count, lanes)
-                    _copy(grad_mean, found, rows, row + (FIRST + h) * lanes, count, lanes)
+                    copy_row(grad_mean, found, rows, row + (FIRST + h) * lanes, count, lanes)
         task = next_task(counter, tasks)

@@ -34,6 +34,8 @@ from tritoncaps.kernels.mixture.triton.views import (
 class TritonMixture:
     """For CUDA, ROCm and Triton's interpreter. In memory, types are the fastest axis."""
 
+    vb = None
+
     def empty_parents(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         N, P, C = source.parents
         return _empty(source, N, P, C), _empty(source, N, P, ENTRIES, C)
