@@ -2,7 +2,8 @@
 
 from tritoncaps.models import baselines
 from tritoncaps.models.capsnet import CapsNet, Decoder
+from tritoncaps.models.efficient_capsnet import EfficientCapsNet
 from tritoncaps.models.matrix_capsnet import MatrixCapsNet
 from tritoncaps.models.tiny_capsnet import TinyCapsNet
 
-__all__ = ["CapsNet", "Decoder", "MatrixCapsNet", "TinyCapsNet", "baselines"]
+__all__ = ["CapsNet", "Decoder", "EfficientCapsNet", "MatrixCapsNet", "TinyCapsNet", "baselines"]

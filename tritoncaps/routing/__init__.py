@@ -6,8 +6,10 @@ em.py        EMRouting
 tempered.py  TemperedEMRouting
 vb.py        VBRouting
 dynamic.py   DynamicRouting
+attention.py SelfAttentionRouting
 """
 
+from tritoncaps.routing.attention import SelfAttentionRouting
 from tritoncaps.routing.base import LayerSizes, MatrixRouting, NewParameter, Routing, VectorRouting
 from tritoncaps.routing.dynamic import DynamicRouting
 from tritoncaps.routing.em import EMRouting
@@ -25,6 +27,7 @@ __all__ = [
     "Moments",
     "NewParameter",
     "Routing",
+    "SelfAttentionRouting",
     "TemperedEMRouting",
     "VBRouting",
     "VectorRouting",

@@ -65,6 +65,7 @@ class Config:
     )
     rotation: float = _setting(0.0, "rotate training images at random by up to this many degrees")
     scaling: float = _setting(0.0, "scale training images by random factors of 1 - X to 1 + X")
+    crop: int | None = _setting(None, "height and width of the crops of images [those of the data set]")
     edge_padding: int = _setting(0, "before the random crop, pad images by this many pixels that repeat the edge")
     crops: int = _setting(1, "number of crops of each test image; their predictions are averaged", tuple(CROPS))
 
@@ -131,7 +132,7 @@ class Config:
                 raise ConfigError(f"{name} must be one of {known}, but it is {value!r}")
         for key in ("iterations", "epochs", "batch_size", "accumulate", "lr_decay_steps", "checkpoint_every"):
             self._at_least(key, 1)
-        for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps"):
+        for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps", "crop"):
             self._at_least(key, 1)
         for key in ("validation", "validation_instances", "edge_padding", "workers", "patience", "seed"):
             self._at_least(key, 0)

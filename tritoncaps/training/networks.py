@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from tritoncaps.models import CapsNet, MatrixCapsNet, TinyCapsNet, baselines
+from tritoncaps.models import CapsNet, EfficientCapsNet, MatrixCapsNet, TinyCapsNet, baselines
 
 COMPETITIONS = ("global", "local")
 EM_NETWORKS = ("matrix-capsnet-small", "matrix-capsnet", "tiny-capsnet")
@@ -70,6 +70,10 @@ def _capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
     return CapsNet(task.channels, task.classes, side, iterations, backend=backend)
 
 
+def _efficient_capsnet(task: Task, iterations: int, backend: str | None) -> nn.Module:
+    return EfficientCapsNet(task.channels, task.classes, _square(task), backend=backend)
+
+
 def _baseline(kind: Callable[..., nn.Module]) -> Callable[[Task, int, str | None], nn.Module]:
     return lambda task, iterations, backend: kind(task.channels, task.classes, _square(task))
 
@@ -89,6 +93,7 @@ NETWORKS: dict[str, Network] = {
     "matrix-capsnet": Network(_matrix_capsnet, "spread", True, "EM routing, A=B=C=D=32"),
     "tiny-capsnet": Network(_tiny_capsnet, "logit-cross-entropy", True, "EM routing, one routed layer, batch norm"),
     "capsnet": Network(_capsnet, "margin", False, "dynamic routing, with a decoder"),
+    "efficient-capsnet": Network(_efficient_capsnet, "margin", True, "self-attention routing, Mazzia et al. 2021"),
     "cnn-smallnorb": Network(_baseline(baselines.SmallNORBBaseline), "cross-entropy", True, "baseline, Hinton 2018"),
     "cnn-mnist": Network(_baseline(baselines.MNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),
     "cnn-multimnist": Network(_baseline(baselines.MultiMNISTBaseline), "cross-entropy", True, "baseline, Sabour 2017"),

@@ -90,9 +90,13 @@ def pipeline_of(config: Config) -> Pipeline:
     chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
     if chosen is not None and config.model == "capsnet" and config.reconstruction:
         raise ConfigError("--model capsnet reconstructs pixels in [0, 1]: use --standardise none or --reconstruction 0")
+    largest = min(DATASETS[config.data].shape[1:]) + 2 * (config.edge_padding or pipeline.pad)
+    if config.crop is not None and config.crop > largest:
+        raise ConfigError(f"--crop must be at most {largest}, the size of the padded images, but it is {config.crop}")
     padding = {"pad": config.edge_padding, "edges": "repeat"} if config.edge_padding else {}
     return replace(
         pipeline,
+        crop=config.crop or pipeline.crop,
         standardise=chosen,
         per_channel=config.standardise_channels or pipeline.per_channel,
         jitter=_jitter(config, pipeline, chosen is not None),
