@@ -25,6 +25,7 @@ from tritoncaps import (
     MixtureRouting,
     Routing,
     RoutingMap,
+    SelfAttentionRouting,
     VBRouting,
     VectorCaps,
     VectorRouting,
@@ -117,7 +118,7 @@ MATRIX = {
     "mixture": RoundRouting(2, competition="local"),
     "variational Bayes": VBRouting(2),
 }
-VECTOR = {"own": AverageRouting(), "dynamic": DynamicRouting(2, priors=True)}
+VECTOR = {"own": AverageRouting(), "dynamic": DynamicRouting(2, priors=True), "attention": SelfAttentionRouting()}
 MATRIX_LAYERS = {
     "ConvCaps1d": (lambda **kwargs: ConvCaps1d(3, 4, 3, **kwargs), (5,)),
     "ConvCaps2d": (lambda **kwargs: ConvCaps2d(3, 4, (2, 3), stride=2, padding=1, **kwargs), (4, 3)),

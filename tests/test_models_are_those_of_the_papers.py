@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tritoncaps import SpreadLoss
-from tritoncaps.models import MatrixCapsNet, baselines
+from tritoncaps import DynamicRouting, MarginLoss, SpreadLoss
+from tritoncaps.models import EfficientCapsNet, MatrixCapsNet, baselines
 
 SHAPES, SIZE = ("disk", "ring", "square", "triangle", "cross"), 32
 
@@ -55,6 +55,7 @@ def parameters(model):
     [
         (lambda: MatrixCapsNet.small(2, 5), 68_680),
         (lambda: MatrixCapsNet(2, 5), 317_056),
+        (lambda: EfficientCapsNet(2, 5), 151_664),
         (lambda: baselines.MNISTBaseline(), 35_445_522),
         (lambda: baselines.MultiMNISTBaseline(), 24_563_978),
         (lambda: baselines.SmallNORBBaseline(), 4_253_349),
@@ -116,6 +117,31 @@ def test_about_half_of_the_capsules_are_active_at_the_start(build):
             model(images)
     for name, share in shares.items():
         assert 0.2 < sum(share) / 3 < 0.8, f"{name}: {share}"
+
+
+def test_efficient_capsnet_gives_capsules_by_name():
+    network = EfficientCapsNet(1, 3, 23)
+    found = network(torch.randn(2, 1, 23, 23), return_intermediate=True)
+    assert found["primary"].poses.shape == (2, 16, 8)
+    assert found["class_caps"].poses.shape == (2, 3, 16)
+    assert (found["class_caps"].activations < 1).all()
+    assert EfficientCapsNet(1, 3, 23, routing=DynamicRouting(2)).class_caps.routing == DynamicRouting(2)
+    with pytest.raises(ValueError, match="image_size must be at least 23, but it is 22"):
+        EfficientCapsNet(1, 3, 22)
+    with pytest.raises(ValueError, match=r"images must have shape \[N, 1, 23, 23\]"):
+        network(torch.randn(2, 1, 24, 24))
+
+
+def test_efficient_capsnet_learns_a_fixed_batch():
+    torch.manual_seed(0)
+    images, labels = make_shapes(32, seed=0)
+    network = EfficientCapsNet(1, len(SHAPES), SIZE)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for _ in range(60):
+        optimiser.zero_grad()
+        MarginLoss()(network(images), labels).backward()
+        optimiser.step()
+    assert (network(images).activations.argmax(1) == labels).float().mean() > 0.9
 
 
 def test_a_model_learns_a_fixed_batch():

@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from tritoncaps import Capsules, EMRouting, Gaussians, RoutingMap, functional, reference
+from tritoncaps import (
+    Capsules,
+    EMRouting,
+    Gaussians,
+    RoutingMap,
+    SelfAttentionRouting,
+    VectorCaps,
+    functional,
+    reference,
+)
+from tritoncaps.routing.attention import soft_squash
 
 
 def one_location(children: int) -> RoutingMap:
@@ -140,6 +150,27 @@ def test_dynamic_routing_of_one_iteration():
     result = functional.dynamic_routing(poses, weight, RoutingMap.full(()), routing)
     expected = torch.tensor([2.0**2 / 5.0, 4.0**2 / 17.0])
     torch.testing.assert_close(result.flatten(), expected)
+
+
+def test_self_attention_routing_of_two_children():
+    layer = VectorCaps(2, 1, 2, 1, routing=SelfAttentionRouting())  # votes are numbers
+    with torch.no_grad():
+        layer.weight[:] = torch.tensor([[1.0, 2.0], [3.0, -1.0]])[..., None, None]  # of child 0, of child 1
+        layer.priors[:] = torch.tensor([[0.5, 0.0], [0.0, 0.25]])
+    poses = layer(torch.ones(1, 2, 1)).poses.flatten()
+    # the votes for parent 0 are 1 and 3, their sum is 4; for parent 1 they are 2 and -1, their sum is 1
+    first, second = math.exp(4) / (math.exp(4) + math.exp(2)), math.exp(12) / (math.exp(12) + math.exp(-1))
+    sums = (first + 0.5) * 1 + second * 3, (1 - first) * 2 + (1 - second + 0.25) * -1
+    assert poses.tolist() == pytest.approx([math.copysign(1 - math.exp(-abs(s)), s) for s in sums], rel=1e-5)
+
+
+def test_soft_squash_of_zero_is_zero_with_finite_derivatives():
+    for scale in (0.0, 1e-30, 1e-3, 1.0, 1e6):
+        x = (scale * torch.tensor([[3.0, 4.0]])).requires_grad_()
+        (y,) = soft_squash(x)
+        assert y.norm().item() == pytest.approx(-math.expm1(-5 * scale), rel=1e-5)
+        y.sum().backward()
+        assert x.grad.isfinite().all()
 
 
 def test_capsules_is_a_named_tuple():

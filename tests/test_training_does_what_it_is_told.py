@@ -147,6 +147,14 @@ def test_jitter_is_what_the_settings_say():
     assert (pipeline.pad, pipeline.edges) == (3, "repeat")
 
 
+def test_crops_have_the_size_of_the_settings():
+    assert pipeline_of(Config(data="smallnorb")).crop == 32
+    assert pipeline_of(Config(data="smallnorb", crop=40)).size(48, 48) == (40, 40)
+    assert pipeline_of(Config(data="smallnorb", crop=56, edge_padding=4)).crop == 56
+    with pytest.raises(ConfigError, match="--crop must be at most 48, the size of the padded images, but it is 49"):
+        pipeline_of(Config(data="smallnorb", crop=49))
+
+
 def test_the_pipeline_of_a_data_set_remains_where_the_settings_are_silent(monkeypatch):
     own = Pipeline(crop=32, rotation=7.0, scaling=0.2, standardise="crop", per_channel=True)
     monkeypatch.setitem(DATASETS, "toynorb", DATASETS["toynorb"]._replace(pipeline=own))

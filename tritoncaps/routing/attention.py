@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from torch import Tensor
 
 from tritoncaps.capsules import Capsules
@@ -53,9 +53,8 @@ class SelfAttentionRouting(VectorRouting):
         agreement = einsum(votes, total, "n p s b c e, n p c e -> n p s b c") / votes.shape[-1] ** 0.5
         block = routing_map.tables(weight.device).weight_of.long()
         priors = parameters["priors"].reshape(weight.shape[:3])[block]  # [S, B, C]
-        poses = einsum(agreement.softmax(-1) + priors, votes, "n p s b c, n p s b c e -> n p c e")
-        poses = rearrange(soft_squash(poses), "n p c e -> n c p e").unflatten(2, routing_map.out_size or (1,))
-        return functional.with_lengths(poses if routing_map.out_size else poses.squeeze(2))
+        poses = soft_squash(einsum(agreement.softmax(-1) + priors, votes, "n p s b c, n p s b c e -> n c p e"))
+        return functional.with_lengths(poses.reshape(*poses.shape[:2], *routing_map.out_size, poses.shape[-1]))
 
 
 def soft_squash(s: Tensor) -> Tensor:
