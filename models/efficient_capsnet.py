@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tritoncaps import Capsules, SelfAttentionRouting, VectorCaps, VectorRouting, functional
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
 from tritoncaps.models.intermediate import CapsuleNetwork
+from tritoncaps.models.pretrained import load_pretrained_of
 from tritoncaps.routing.attention import soft_squash
 
 # output channels, kernel size and stride of the four convolutions
@@ -31,6 +32,7 @@ class EfficientCapsNet(CapsuleNetwork):
         num_classes: number of classes.
         image_size: height and width of the images, at least 23.
         routing: any routing of vector capsules; default: self-attention routing.
+        pretrained: name of weights that are part of the package, "smallnorb-efficient" (see docs/models.md).
         backend: backend of the class capsules; default: chosen by device.
         device: device of the parameters.
         dtype: dtype of the parameters.
@@ -40,7 +42,7 @@ class EfficientCapsNet(CapsuleNetwork):
         - result: poses [N, num_classes, 16], activations [N, num_classes], their lengths
 
     Raises:
-        ValueError: if an option or the shape of the images is wrong.
+        ValueError: if an option or the shape of the images is wrong, or if the pretrained weights have other sizes.
 
     Example:
         >>> import torch
@@ -56,6 +58,7 @@ class EfficientCapsNet(CapsuleNetwork):
         image_size: int = 48,
         *,
         routing: VectorRouting | None = None,
+        pretrained: str | None = None,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -83,6 +86,8 @@ class EfficientCapsNet(CapsuleNetwork):
             **factory,
         )
         self.reset_parameters()
+        if pretrained is not None:
+            self._load(pretrained)
 
     def forward(self, images: Tensor, return_intermediate: bool = False) -> Capsules | dict[str, Capsules]:
         check_tensor("images", images)
@@ -103,3 +108,15 @@ class EfficientCapsNet(CapsuleNetwork):
         self.class_caps.reset_parameters()
         # class activations start near 0.5; the paper's start (0.5, He et al. 2015) saturates them, and learning is slow
         nn.init.normal_(self.class_caps.weight, std=0.2)
+
+    def _load(self, pretrained: str) -> None:
+        settings, _, weights = load_pretrained_of("efficient-capsnet", pretrained)
+        channels, classes = weights["features.0.weight"].shape[1], weights["class_caps.weight"].shape[-3]
+        trained = channels, classes, settings["crop"]
+        given = self.in_channels, self.class_caps.out_caps, self.image_size
+        if given != trained:
+            raise ValueError(
+                f"in_channels, num_classes and image_size must be {trained} for pretrained {pretrained!r}, "
+                f"but they are {given}"
+            )
+        self.load_state_dict(weights)

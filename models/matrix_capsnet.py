@@ -19,7 +19,7 @@ from tritoncaps import (
 )
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
 from tritoncaps.models.intermediate import CapsuleNetwork
-from tritoncaps.models.pretrained import load_pretrained
+from tritoncaps.models.pretrained import load_pretrained_of
 
 
 class MatrixCapsNet(CapsuleNetwork):
@@ -120,12 +120,12 @@ class MatrixCapsNet(CapsuleNetwork):
             The network.
 
         Raises:
-            ValueError: if ``pretrained`` has other channels or classes.
+            ValueError: if ``pretrained`` has other channels or classes, or is of another network.
         """
         channels = (64, 8, 16, 16)
         if pretrained is None:
             return cls(in_channels, num_classes, channels, 3 if iterations is None else iterations, **kwargs)
-        settings, _, weights = load_pretrained(pretrained)
+        settings, _, weights = load_pretrained_of("matrix-capsnet-small", pretrained)
         trained = (weights["conv.weight"].shape[1], len(weights["class_caps.beta_a"]))
         if (in_channels, num_classes) != trained:
             raise ValueError(

@@ -25,6 +25,7 @@ CHECKSUMS: dict[str, str] = {
     "mnist": "286af8c30048d29f73d53e520fa07e0b11e408cee3b81ee4e386358c5461ea1e",
     "toynorb": "1f3ecff58220a4bc76882d4876fbb5ad654ea929b60f237e01c5fd72fb47f116",
     "smallnorb": "5076c4d206ab357e062d4d49d89d3440792b98bfd6378c82eb6d4bcfb3e31b71",
+    "smallnorb-efficient": "7b011477eb6713c974e622e5e64e690a809079593b2e7aa1d2932e5475e52783",
 }
 
 
@@ -46,7 +47,7 @@ def load_pretrained(name: str) -> Pretrained:
     """Load weights that are part of the package; docs/models.md describes them.
 
     Args:
-        name: "mnist", "toynorb" or "smallnorb".
+        name: "mnist", "toynorb", "smallnorb" or "smallnorb-efficient".
 
     Returns:
         The weights, the settings of their training, and their card.
@@ -71,6 +72,32 @@ def load_pretrained(name: str) -> Pretrained:
         raise RuntimeError(f"{path} is damaged: its checksum is not that of pretrained {name!r}; install again")
     saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return Pretrained(saved["settings"], saved["card"], saved["weights"])
+
+
+def load_pretrained_of(model: str, name: str) -> Pretrained:
+    """Load the weights ``name`` of the package if they are those of ``model``, a name of `tritoncaps train --model`.
+
+    Args:
+        model: name of the network.
+        name: name of the weights.
+
+    Returns:
+        The weights, the settings of their training, and their card.
+
+    Raises:
+        ValueError: if there are no weights with this name, or if they are those of another network.
+
+    Example:
+        >>> from tritoncaps.models.pretrained import load_pretrained_of
+        >>> load_pretrained_of("matrix-capsnet-small", "mnist").settings["data"]
+        'mnist'
+    """
+    found = load_pretrained(name)
+    if found.settings["model"] != model:
+        raise ValueError(
+            f"pretrained must be weights of {model}, but {name!r} are weights of {found.settings['model']}"
+        )
+    return found
 
 
 def encode(pretrained: Pretrained) -> bytes:

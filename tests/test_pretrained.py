@@ -13,7 +13,7 @@ from PIL import Image
 from tritoncaps import EMRouting
 from tritoncaps.cli import main
 from tritoncaps.data import DATASETS, toynorb
-from tritoncaps.models import MatrixCapsNet, pretrained
+from tritoncaps.models import EfficientCapsNet, MatrixCapsNet, pretrained
 from tritoncaps.training import Config, load_checkpoint, train
 from tritoncaps.training.saved import load_pretrained_network
 from tritoncaps.training.ship import ship
@@ -53,6 +53,21 @@ def test_what_does_not_fit_gets_a_sentence(own):
         MatrixCapsNet.small(2, 5, pretrained="mine")
     with pytest.raises(ValueError, match=r"pretrained must be one of .*mine, but it is 'yours'"):
         MatrixCapsNet.small(2, 5, pretrained="yours")
+
+
+def test_efficient_capsnet_with_its_weights():
+    network = EfficientCapsNet(2, 5, 40, pretrained="smallnorb-efficient").eval()
+    trained, config, _ = load_pretrained_network("smallnorb-efficient")
+    (images,) = pipeline_of(config).test(torch.randint(0, 256, (2, 2, 48, 48), dtype=torch.uint8))
+    assert torch.equal(network(images).activations, trained(images).activations)
+    with pytest.raises(
+        ValueError, match=r"must be \(2, 5, 40\) for pretrained 'smallnorb-efficient', but they are \(1"
+    ):
+        EfficientCapsNet(1, 5, 40, pretrained="smallnorb-efficient")
+    with pytest.raises(ValueError, match="must be weights of efficient-capsnet, but 'mnist' are weights of matrix"):
+        EfficientCapsNet(1, 10, 28, pretrained="mnist")
+    with pytest.raises(ValueError, match="must be weights of matrix-capsnet-small, but 'smallnorb-efficient' are"):
+        MatrixCapsNet.small(2, 5, pretrained="smallnorb-efficient")
 
 
 def test_damaged_weights_are_not_read(own):
