@@ -9,7 +9,6 @@ from torch.utils._pytree import tree_map
 
 from tritoncaps import VBRouting
 from tritoncaps._internal.fits import Fit, VBFit, fit_of
-from tritoncaps.kernels.mixture.vb import vb_fit, vb_fit_gradients
 from tritoncaps.testing import assert_as_good_as, assert_close
 
 PRIORS = {"alpha0": (0.01, 5.0), "kappa0": (0.01, 5.0), "nu0": (16.0, 40.0), "psi0": (0.01, 5.0), "mean0": (-2.0, 2.0)}
@@ -83,14 +82,6 @@ def test_nan_reaches_the_types_of_its_location_only():
     for x in (log_weight, logit):
         assert x[:, 0].isfinite().all()
         assert x[:, 1].isnan().all()
-
-
-def test_operators_are_registered_correctly():
-    support, mean = torch.rand(2, 3, 5), torch.randn(2, 3, 16, 5)
-    moments, priors = (support, mean, mean**2), [1.0, 0.0, 1.0, 17.0, 1.0]
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(vb_fit, (*moments, torch.zeros(5), priors, "cpu"), test_utils=checks)
-    torch.library.opcheck(vb_fit_gradients, (*moments, mean, mean, support, support, priors, "cpu"), test_utils=checks)
 
 
 def test_vmap():
