@@ -19,6 +19,8 @@ import numba
 from numba import njit
 from numba.core.caching import IndexDataCacheFile
 
+from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
+
 _LOG = logging.getLogger("tritoncaps")
 _PATIENCE = 2.0  # seconds of compilation before a line is logged
 _SHORT = 0.5  # seconds for each kernel after that; loading one from disk takes less
@@ -65,7 +67,7 @@ class _CodeFiles:
         self.files = IndexDataCacheFile(folder, "", None)  # writes a file atomically
         module, name = function.__module__, function.__qualname__
         self.name = f"{module.rsplit('.', 1)[-1]}.{function.__name__}"
-        self.version = (numba.__version__, sys.version_info[:2], module, name, fingerprint)
+        self.version = (numba.__version__, sys.version_info[:2], module, name, fingerprint, VECTOR_BYTES)
 
     def save(self, key: Any, data: Any) -> None:
         self.files._save_data(self._file(key), data)

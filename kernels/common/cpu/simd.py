@@ -10,7 +10,7 @@ elements) for each of its `Rows`:
 
     axpy(y, 8 * i, x, 8 * i, a, 0)      # inside a Numba function: y[8i : 8i + 8] += a[0] * x[8i : 8i + 8]
 
-A vector has 32 bytes: eight lanes of float32 or four of float64. Micro-kernels work with both.
+`processor.VECTOR_BYTES` is the width of a vector. Micro-kernels work with any width, with float32 and float64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-VECTOR_BYTES = 32
+from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
 
 _INT32 = ir.IntType(32)
 

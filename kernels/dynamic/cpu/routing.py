@@ -29,7 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritoncaps.kernels.common.cpu.arrays import array
 from tritoncaps.kernels.common.cpu.compiling import inlined, kernel
-from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
+from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan, num_threads
 from tritoncaps.kernels.common.cpu.workspace import scratch

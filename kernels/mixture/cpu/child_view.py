@@ -49,6 +49,15 @@ def edges_of(e, p, types):  # type: ignore[no-untyped-def]
 
 
 @part
+def weights_of_tile(e, weights, iterations, n, b):  # type: ignore[no-untyped-def]
+    """Where `layout.weights_of_gradients` has an image and a tile [iterations, 2, blocks, edges, lanes]: the first
+    element, and the one after the last. Both are the same if it does not have the image."""
+    tiles, size = -(-e.child_types // e.together), iterations * 2 * e.blocks * e.together * e.edges_count * e.lanes
+    start = (n * tiles + b // e.together) * size
+    return (start, start + size) if start < len(weights) else (0, 0)
+
+
+@part
 def uniform_weights(e, n, b, types, r):  # type: ignore[no-untyped-def]
     """r [blocks, edges, lanes] = share a: weights for uniform assignments."""
     lanes, step, children = e.lanes, e.together * e.edges_count * e.lanes, (n * e.child_types + b) * e.children_count

@@ -21,7 +21,13 @@ from torch import Tensor
 from tritoncaps.kernels.common.cpu.arrays import array, scratch_array
 from tritoncaps.kernels.common.cpu.compiling import kernel, part
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
-from tritoncaps.kernels.mixture.cpu.child_view import assignments_and_gradient, edges_of, new_sums, weights_of_gradient
+from tritoncaps.kernels.mixture.cpu.child_view import (
+    assignments_and_gradient,
+    edges_of,
+    new_sums,
+    weights_of_gradient,
+    weights_of_tile,
+)
 from tritoncaps.kernels.mixture.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, arrays
 from tritoncaps.kernels.mixture.cpu.votes import (
     add_later_gradients,
@@ -68,6 +74,7 @@ def child_and_weight_gradient(
         array(da),
         dW,
         *(x.ravel() for x in arrays(call, history)),
+        edges.weight[:0] if call.weights is None else call.weights,
         np.ones(1, edges.poses.dtype),
         needs_children,
         needs_weight,
@@ -89,17 +96,18 @@ def _parts_of_images(edges: Edges) -> int:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, one,
+    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, kept, one,
     needs_children, needs_weight,
 ):  # fmt: skip
     """dM [N, B, L, 16], da [N, B, L] and dW [parts, blocks, B, K, 16, lanes]; see the formulas above.
 
     statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 67, lanes], log_sums [T - 1, 2, N, B, G],
-    mean_slopes (da of each iteration) [T - 1, N, B, G], one [1]: the number 1. A task owns `together` child types of a
-    part of the images.
+    mean_slopes (da of each iteration) [T - 1, N, B, G], kept: see `layout.weights_of_gradients`, one [1]: the number 1.
+    A task owns `together` child types of a part of the images.
     """
     B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
-    rows = np.empty((T - since) * 2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
+    first_rows = np.empty(2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
+    memory = np.empty((T - since - 1) * len(first_rows), e.poses.dtype)
     dv = np.empty(e.together * e.degree * vote, e.poses.dtype)
     dm = np.zeros(e.together * e.degree * vote, e.poses.dtype)  # `join_pose_gradients` sums lanes, sets it to 0
     coefficients = np.empty((LATER + (T - since - 1) * ROWS_OF_LATER) * lanes, e.poses.dtype)
@@ -115,7 +123,11 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
             children = (n * B + b) * e.children_count
             if needs_children:
                 dM[children * 16 : (children + types * e.children_count) * 16] = 0
-            _weights_of_votes(e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one)
+            start, stop = weights_of_tile(e, kept, T - 1, n, b)
+            rows = kept[start:stop] if start < stop else memory
+            if start == stop:
+                _later_weights(e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes)
+            _first_weights(e, n, b, types, since, first_rows, statistics, log_sums, slopes, one)
             sums[:] = 0
             for p in range(e.parents_count):
                 first, last = edges_of(e, p, types)
@@ -123,7 +135,9 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                 for block in range(e.blocks):
                     weight = (block * B + b) * e.weights * vote
                     _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes)
-                    _vote_gradients(e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, slopes)
+                    _vote_gradients(
+                        e, n, b, p, block, types, since, T, dv, sums, coefficients, first_rows, rows, slopes
+                    )
                     if needs_weight:
                         own = part * len(e.weight) + weight
                         add_weight_gradients(dW, own, dv, 0, e.poses, children * 16, e.edges, edge, count)
@@ -137,32 +151,41 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 @part
-def _weights_of_votes(  # type: ignore[no-untyped-def]
-    e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes, one
-):
-    """rows [T - since, 2, blocks, edges, lanes]: r and R of the first iteration, r and dl of the others."""
+def _first_weights(e, n, b, types, since, rows, statistics, log_sums, slopes, one):  # type: ignore[no-untyped-def]
+    """rows [2, blocks, edges, lanes]: r and R of the first iteration that gradients reach."""
     lanes, step = e.lanes, e.together * e.edges_count * e.lanes
-    size = e.blocks * step
+    parents, groups = e.images * e.parents_count * e.blocks * lanes, 2 * e.images * e.child_types * e.groups
+    r, R = rows[: e.blocks * step], rows[e.blocks * step :]
+    if since > 0:
+        before = statistics[(since - 1) * parents * STATISTICS : since * parents * STATISTICS]
+        slope = slopes[since * parents * SLOPES : (since + 1) * parents * SLOPES]
+        # R is a constant: its gradient G, which r replaces below, is not used
+        assignments_and_gradient(e, n, b, types, R, r, before, slope, log_sums[(since - 1) * groups : since * groups])
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
+            if since == 0:
+                fill(R, edge * lanes, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks, step)
+            first_weights(r, edge * lanes, R, edge * lanes, e.activations, child, e.blocks, step)
+
+
+@part
+def _later_weights(  # type: ignore[no-untyped-def]
+    e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes
+):
+    """rows [T - since - 1, 2, blocks, edges, lanes]: r and dl of the iterations after the first."""
+    size = e.blocks * e.together * e.edges_count * e.lanes
     parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups
-    for t in range(since, T):
-        r = rows[(t - since) * 2 * size : ((t - since) * 2 + 1) * size]
-        other = rows[((t - since) * 2 + 1) * size : (t - since + 1) * 2 * size]
-        if t > 0:
-            before = statistics[(t - 1) * parents * STATISTICS : t * parents * STATISTICS]
-            slope = slopes[t * parents * SLOPES : (t + 1) * parents * SLOPES]
-            log_sum = log_sums[(t - 1) * 2 * groups : t * 2 * groups]
-            if t > since:
-                assignments_and_gradient(e, n, b, types, r, other, before, slope, log_sum)
-                weights_of_gradient(e, n, b, types, r, other, mean_slopes[(t - 1) * groups : t * groups])
-                continue
-            assignments_and_gradient(e, n, b, types, other, r, before, slope, log_sum)
-        for p in range(e.parents_count):
-            first, last = edges_of(e, p, types)
-            for edge in range(first, last):
-                child = (n * e.child_types + b) * e.children_count + e.edges[edge * NUMBERS + CHILD]
-                if t == 0:
-                    fill(other, edge * lanes, e.share, e.edges[edge * NUMBERS + GROUP], one, 0, e.blocks, step)
-                first_weights(r, edge * lanes, other, edge * lanes, e.activations, child, e.blocks, step)
+    for t in range(since + 1, T):
+        start = 2 * (t - since - 1) * size
+        r, dl = rows[start : start + size], rows[start + size : start + 2 * size]
+        before = statistics[(t - 1) * parents * STATISTICS : t * parents * STATISTICS]
+        slope = slopes[t * parents * SLOPES : (t + 1) * parents * SLOPES]
+        assignments_and_gradient(
+            e, n, b, types, r, dl, before, slope, log_sums[(t - 1) * 2 * groups : t * 2 * groups]
+        )
+        weights_of_gradient(e, n, b, types, r, dl, mean_slopes[(t - 1) * groups : t * groups])
 
 
 @part
@@ -182,7 +205,7 @@ def _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes):  
 
 @part
 def _vote_gradients(  # type: ignore[no-untyped-def]
-    e, n, b, p, block, types, since, T, dv, sums, coefficients, rows, slopes
+    e, n, b, p, block, types, since, T, dv, sums, coefficients, first_rows, rows, slopes
 ):
     """dv [edges, 16, lanes] of the votes of a few child types for a block of types of a parent; sums [types, L, lanes]
     += R G of the first iteration."""
@@ -198,22 +221,22 @@ def _vote_gradients(  # type: ignore[no-untyped-def]
     if T - since == 1:
         vote_gradients_0(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, 0, rows, row, e.edges, edge, count, size,
+            coefficients, 0, first_rows, row, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     elif T - since == 2:
         vote_gradients_1(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, 0, rows, row, e.edges, edge, count, size,
+            coefficients, 0, first_rows, row, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     else:
         vote_gradients_2(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, 0, rows, row, e.edges, edge, count, size,
+            coefficients, 0, first_rows, row, rows, row, e.edges, edge, count, size,
         )  # fmt: skip
     for later in range(2, T - since - 1):
         add_later_gradients(
             dv, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows, row + 2 * (later + 1) * size,
+            coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows, row + 2 * later * size,
             e.edges, edge, count, size,
         )  # fmt: skip
 

@@ -22,18 +22,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritoncaps.kernels.common.cpu.arrays import array, contiguous, scratch_array
 from tritoncaps.kernels.common.cpu.compiling import kernel
-from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
+from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan
 from tritoncaps.kernels.common.numerics import least_support, wide_dtype
 from tritoncaps.kernels.common.tables import Tables, offset_of
 from tritoncaps.kernels.mixture.iteration import Fit, History
 
-WEIGHTS_TOGETHER = 36  # largest number of weight blocks of child types routed together: these fit the L1 cache
-EDGES_TOGETHER = 128  # limit for the edges of a parent, for the same reason
+WEIGHTS_TOGETHER = 1152 // VECTOR_BYTES  # weight blocks of child types routed together: these fit the L1 cache
+EDGES_TOGETHER = 4096 // VECTOR_BYTES  # limit for the edges of a parent, for the same reason
 TYPES_TOGETHER = 8  # limit for the child types
 ALONE = 512  # vectors of votes; for fewer, one thread finishes before it could wake another one
 SMALL = 8192  # vectors of votes; for fewer, the plan of a call is kept
+WEIGHTS_BYTES = 32 << 20  # limit for `Call.weights`
 
 
 class Statistic:
@@ -151,6 +152,7 @@ class Call:
     betas: Any = None  # [blocks, Beta.ROWS, lanes]; computed at first use, as the next two fields
     waves: Any = None  # of images; see `parent_view`
     history: Any = None  # its tensors as arrays [T or T - 1, ...]
+    weights: Any = None  # see `weights_of_gradients`
 
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
@@ -216,6 +218,19 @@ def arrays(call: Call, history: History) -> History:
         of_iterations: Any = map(by_iteration, history)
         call.history = History(*of_iterations)
     return call.history
+
+
+def weights_of_gradients(call: Call, iterations: int) -> NDArray:
+    """Memory for r and dl of the last ``iterations``, [images, tiles, iterations, 2, blocks, edges, lanes], where a
+    tile is `together` child types. It has as many images as the limit allows, for the others they are computed twice.
+    """
+    if call.weights is None:
+        e = call.edges
+        tiles = -(-e.child_types // e.together)
+        numbers = tiles * iterations * 2 * e.blocks * e.together * e.edges_count * e.lanes
+        images = min(e.images, WEIGHTS_BYTES // max(1, numbers * call.dtype.itemsize))
+        call.weights = scratch_array("weights of gradients", images * numbers, call.dtype)
+    return call.weights
 
 
 def betas(call: Call, fit: Fit) -> NDArray:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.cpu.arrays import array
 from tritoncaps.kernels.common.cpu.compiling import inlined, kernel, part
-from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES
+from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan, run
 from tritoncaps.kernels.common.cpu.workspace import empty, scratch

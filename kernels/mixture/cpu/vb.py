@@ -28,7 +28,8 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.cpu.arrays import array
 from tritoncaps.kernels.common.cpu.compiling import kernel, part
-from tritoncaps.kernels.common.cpu.simd import VECTOR_BYTES, Rows, Vector, exp, fma, log, microkernel
+from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
+from tritoncaps.kernels.common.cpu.simd import Rows, Vector, exp, fma, log, microkernel
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import run
 from tritoncaps.kernels.mixture.backend import contiguous_like

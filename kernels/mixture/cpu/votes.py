@@ -371,6 +371,7 @@ def _vote_gradients(
     offset: Rows,
     parent: Rows,
     coefficients: Rows,
+    first_rows: Rows,
     rows: Rows,
     edges: Numbers,
     count: Number,
@@ -379,17 +380,17 @@ def _vote_gradients(
     """dV = r (linear + 2 quadratic e) of the first iteration, plus r (linear + 2 quadratic e) - 2 dl precision d of
     `later` others; total of the child of each edge += R G of the first iteration.
 
-    `parent` is minus the centre of the first iteration, the origin of all polynomials. rows: r and R of the first
-    iteration, then r and dl of each of the others, `rows_step` apart.
+    `parent` is minus the centre of the first iteration, the origin of all polynomials. first_rows: r and R of the
+    first iteration, rows: r and dl of each of the others, both `rows_step` apart.
     """
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
-        here, out = at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))
+        first, here, out = at(first_rows, i), at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))
         polynomial = None
         for x, q in itertools.product((0, 2), (0, 2)):
             weight.barrier()
             d = _tile((x, x + 1), (q, q + 1), poses, weight, offset, parent)
-            r, *weights = (at(here, (number(j), rows_step))[0] for j in (0, *range(2, 2 * later + 2)))
+            r, weights = first[0], [at(here, (number(j), rows_step))[0] for j in range(2 * later)]
             for h, deviation in d.items():
                 linear = coefficients[2 * h]
                 gradient = fma(coefficients[2 * h + 1], deviation, linear)
@@ -404,7 +405,7 @@ def _vote_gradients(
         assert polynomial is not None
         G = fma(polynomial, 0.5, coefficients[Coefficient.OFFSET])
         of_child = at(total, edge[number(Edge.CHILD)])
-        of_child[0] = fma(at(here, (number(1), rows_step))[0], G, of_child[0])
+        of_child[0] = fma(at(first, (number(1), rows_step))[0], G, of_child[0])
 
     _each_vote(edges, count, poses, weight, offset, one)
 
