@@ -8,6 +8,7 @@ from pathlib import Path
 import official_files as official
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritoncaps import EMRouting, TemperedEMRouting, VBRouting
@@ -16,7 +17,7 @@ from tritoncaps.data.pipeline import JITTERS, Pipeline
 from tritoncaps.models import CapsNet
 from tritoncaps.training import NETWORKS, Config, ConfigError, build, evaluate, load_checkpoint, own, read_config, train
 from tritoncaps.training.distributed import World
-from tritoncaps.training.loop import Trainer
+from tritoncaps.training.loop import Trainer, _Average
 from tritoncaps.training.metrics import read_metrics
 from tritoncaps.training.networks import Task
 from tritoncaps.training.objective import Objective, correct
@@ -56,6 +57,18 @@ def test_same_seed_same_network(run):
     first, second, other = run(seed=3), run(seed=3), run(seed=4)
     assert same(weights(first), weights(second), rtol=0, atol=0)
     assert not same(weights(first), weights(other))
+
+
+def test_ema_averages_the_statistics_of_batch_normalisation():
+    """The statistics of the current network do not belong to the averaged weights."""
+    norm = nn.BatchNorm1d(1)
+    average = _Average(norm, decay=0.75)
+    for mean, expected in ((1.0, 1.0), (5.0, 2.0), (2.0, 2.0)):  # the first one is copied
+        norm.running_mean.fill_(mean)
+        norm.num_batches_tracked.add_(1)
+        average.update_parameters(norm)
+        assert average.module.running_mean.item() == expected
+    assert average.module.num_batches_tracked.item() == 3
 
 
 def test_accumulation_changes_nothing_but_rounding(run):
@@ -145,6 +158,12 @@ def test_jitter_is_what_the_settings_say():
     pipeline = pipeline_of(Config(rotation=5, scaling=0.1, edge_padding=3, standardise_channels=True))
     assert (pipeline.rotation, pipeline.scaling, pipeline.per_channel) == (5.0, 0.1, True)
     assert (pipeline.pad, pipeline.edges) == (3, "repeat")
+
+
+def test_images_are_shifted_as_far_as_the_settings_say():
+    assert [pipeline_of(Config(data="mnist", shift=shift)).pad for shift in (None, 0, 5)] == [2, 0, 5]
+    with pytest.raises(ConfigError, match="--shift and --edge-padding cannot both be given"):
+        Config(data="mnist", shift=1, edge_padding=1)
 
 
 def test_crops_have_the_size_of_the_settings():

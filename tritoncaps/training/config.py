@@ -66,6 +66,7 @@ class Config:
     rotation: float = _setting(0.0, "rotate training images at random by up to this many degrees")
     scaling: float = _setting(0.0, "scale training images by random factors of 1 - X to 1 + X")
     crop: int | None = _setting(None, "height and width of the crops of images [those of the data set]")
+    shift: int | None = _setting(None, "shift training images at random by up to this many pixels [of the data set]")
     edge_padding: int = _setting(0, "before the random crop, pad images by this many pixels that repeat the edge")
     crops: int = _setting(1, "number of crops of each test image; their predictions are averaged", tuple(CROPS))
 
@@ -134,12 +135,14 @@ class Config:
             self._at_least(key, 1)
         for key in ("evaluate_every", "log_every", "limit", "test_limit", "steps", "margin_steps", "crop"):
             self._at_least(key, 1)
-        for key in ("validation", "validation_instances", "edge_padding", "workers", "patience", "seed"):
+        for key in ("validation", "validation_instances", "shift", "edge_padding", "workers", "patience", "seed"):
             self._at_least(key, 0)
         for key in ("lr", "weight_decay", "reconstruction", "rotation", "mixup"):
             self._at_least(key, 0)
         if self.validation and self.validation_instances:
             raise ConfigError("--validation and --validation-instances cannot both be given")
+        if self.shift is not None and self.edge_padding:
+            raise ConfigError("--shift and --edge-padding cannot both be given")
         if not self.final_test and not (self.validation or self.validation_instances):
             raise ConfigError("--no-final-test needs held-out images: --validation or --validation-instances")
         if not 0 < self.lr_tail <= 1:

@@ -143,7 +143,7 @@ class Trainer:
 
         self.objective = self._build_objective(loss)
         self.network = self.objective.network
-        self.average = _average(self.network, config.ema) if config.ema else None
+        self.average = _Average(self.network, config.ema) if config.ema else None
         trained = [p for p in self.network.parameters() if p.requires_grad]
         self.optimiser = torch.optim.Adam(trained, lr=config.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(w.device.type, enabled=config.amp == "float16")
@@ -468,8 +468,20 @@ _FIXED = (
 )
 
 
-def _average(network: nn.Module, decay: float) -> AveragedModel:
-    return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
+class _Average(AveragedModel):
+    """A moving average of the weights and of the statistics of batch normalisation. torch's class copies the statistics
+    of the current network, which do not belong to the averaged weights."""
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        super().__init__(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        self.decay = decay
+
+    def update_parameters(self, model: nn.Module) -> None:
+        first, before = not self.n_averaged, [x.clone() for x in self.module.buffers()]
+        super().update_parameters(model)  # type: ignore[no-untyped-call]
+        for average, old in zip(self.module.buffers(), before, strict=True):
+            if average.is_floating_point() and not first:
+                average.copy_(old.lerp(average, 1 - self.decay))
 
 
 def _seed(*numbers: int) -> int:

@@ -90,10 +90,10 @@ def pipeline_of(config: Config) -> Pipeline:
     chosen = {"auto": own, "none": None}.get(config.standardise, config.standardise)
     if chosen is not None and config.model == "capsnet" and config.reconstruction:
         raise ConfigError("--model capsnet reconstructs pixels in [0, 1]: use --standardise none or --reconstruction 0")
-    largest = min(DATASETS[config.data].shape[1:]) + 2 * (config.edge_padding or pipeline.pad)
+    pipeline = _padded(config, pipeline)
+    largest = min(DATASETS[config.data].shape[1:]) + 2 * pipeline.pad
     if config.crop is not None and config.crop > largest:
         raise ConfigError(f"--crop must be at most {largest}, the size of the padded images, but it is {config.crop}")
-    padding = {"pad": config.edge_padding, "edges": "repeat"} if config.edge_padding else {}
     return replace(
         pipeline,
         crop=config.crop or pipeline.crop,
@@ -102,8 +102,14 @@ def pipeline_of(config: Config) -> Pipeline:
         jitter=_jitter(config, pipeline, chosen is not None),
         rotation=config.rotation or pipeline.rotation,
         scaling=config.scaling or pipeline.scaling,
-        **padding,  # type: ignore[arg-type]
     )
+
+
+def _padded(config: Config, pipeline: Pipeline) -> Pipeline:
+    """With the padding of the configuration or of the data set."""
+    if config.edge_padding:
+        return replace(pipeline, pad=config.edge_padding, edges="repeat")
+    return pipeline if config.shift is None else replace(pipeline, pad=config.shift)
 
 
 def _jitter(config: Config, pipeline: Pipeline, standardised: bool) -> Jitter | None:
