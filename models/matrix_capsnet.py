@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tritoncaps import (
+    CapsuleBias,
     CapsuleDropout,
     CapsuleNorm,
     Capsules,
@@ -43,6 +44,7 @@ class MatrixCapsNet(CapsuleNetwork):
             :class:`~tritoncaps.regularization.CapsuleNorm`.
         dropout: probability that a capsule of the second ConvCaps2d is dropped in training.
         primary_bias: initial bias of the logits of primary activations; the authors' code uses -1.
+        vote_bias: a bias of the votes of the last two layers, by :class:`~tritoncaps.regularization.CapsuleBias`.
         backend: backend of all layers; default: chosen by device.
         device: device of the parameters.
         dtype: dtype of the parameters.
@@ -73,6 +75,7 @@ class MatrixCapsNet(CapsuleNetwork):
         norm: bool = False,
         dropout: float = 0.0,
         primary_bias: float = 0.0,
+        vote_bias: bool = False,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -91,6 +94,7 @@ class MatrixCapsNet(CapsuleNetwork):
         self.conv_caps2 = ConvCaps2d(c, d, 3, stride=1, **routed)
         self.class_caps = ClassCaps(d, num_classes, coordinates=coordinates, **routed)
         self.dropout = CapsuleDropout(dropout)
+        self.biases = nn.ModuleList([CapsuleBias(count, **factory) if vote_bias else nn.Identity() for count in (c, d)])
         self.conv_norm = nn.BatchNorm2d(a, **factory) if norm else nn.Identity()
         caps = (b, c, d, num_classes)
         self.norms = nn.ModuleList([CapsuleNorm(count, **factory) if norm else nn.Identity() for count in caps])
@@ -147,10 +151,11 @@ class MatrixCapsNet(CapsuleNetwork):
         if min(images.shape[2:]) < 17:
             raise ValueError(f"images must be at least 17x17, but they are {images.shape[2]}x{images.shape[3]}")
         primary_norm, norm1, norm2, class_norm = self.norms
+        bias1, bias2 = self.biases
         found = {"primary": primary_norm(self.primary(self.conv_norm(self.conv(images)).relu()))}
         found["conv_caps1"] = norm1(self.conv_caps1(found["primary"]))
-        found["conv_caps2"] = self.dropout(norm2(self.conv_caps2(found["conv_caps1"])))
-        found["class_caps"] = class_norm(self.class_caps(found["conv_caps2"]))
+        found["conv_caps2"] = self.dropout(norm2(self.conv_caps2(bias1(found["conv_caps1"]))))
+        found["class_caps"] = class_norm(self.class_caps(bias2(found["conv_caps2"])))
         return found if return_intermediate else found["class_caps"]
 
     def reset_parameters(self) -> None:
@@ -159,8 +164,9 @@ class MatrixCapsNet(CapsuleNetwork):
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
-        for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps):
-            layer.reset_parameters()
+        for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps, *self.biases):
+            if not isinstance(layer, nn.Identity):
+                layer.reset_parameters()
         assert self.primary.activation.bias is not None
         nn.init.constant_(self.primary.activation.bias, self.primary_bias)
         if isinstance(self.conv_caps2.routing, EMRouting):  # its votes agree more than those of conv_caps1

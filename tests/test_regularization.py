@@ -1,9 +1,9 @@
-"""Capsule dropout, capsule norm, mixup and cross-entropy of logits, in training and in evaluation."""
+"""Capsule dropout, capsule norm, capsule bias, mixup and cross-entropy of logits, in training and in evaluation."""
 
 import pytest
 import torch
 
-from tritoncaps import CapsuleDropout, CapsuleNorm, Capsules, ClassCaps
+from tritoncaps import CapsuleBias, CapsuleDropout, CapsuleNorm, Capsules, ClassCaps
 from tritoncaps.models import MatrixCapsNet, TinyCapsNet
 from tritoncaps.training import Config, ConfigError, build
 from tritoncaps.training.networks import Task
@@ -39,6 +39,41 @@ def test_a_silent_capsule_does_not_count():
     second = layer(Capsules(moved, activations))
     assert torch.allclose(first.poses, second.poses, atol=1e-5)
     assert torch.allclose(first.activations, second.activations, atol=1e-5)
+
+
+@pytest.mark.parametrize("space", [(), (7,), (2, 3, 4)])
+def test_a_bias_is_added_to_the_poses_of_each_type(space):
+    layer, given = CapsuleBias(3), capsules(space=space)
+    assert all(torch.equal(a, b) for a, b in zip(layer(given), given, strict=True))  # zero at the start
+    with torch.no_grad():
+        layer.bias[1] = torch.arange(16.0).view(4, 4)
+    poses, activations = layer(given)
+    assert torch.equal(activations, given.activations)
+    assert torch.equal(poses[:, [0, 2]], given.poses[:, [0, 2]])
+    assert torch.equal(poses[:, 1], given.poses[:, 1] + torch.arange(16.0).view(4, 4))
+    with pytest.raises(ValueError, match=r"poses must have shape \[N, 3"):
+        layer(capsules(types=2, space=space))
+
+
+def test_only_a_bias_distinguishes_poses_from_their_negatives():
+    """Without a bias, activations do not change if all poses change their signs."""
+    given, bias = capsules(space=(2, 2)), CapsuleBias(3)
+    torch.nn.init.normal_(bias.bias)
+    layer = ClassCaps(3, 4, coordinates=False)
+    negative = Capsules(-given.poses, given.activations)
+    assert torch.allclose(layer(given).activations, layer(negative).activations, atol=1e-5)
+    assert not torch.allclose(layer(bias(given)).activations, layer(bias(negative)).activations, atol=1e-3)
+
+
+def test_votes_of_matrix_capsnets_may_have_a_bias():
+    task = Task("toynorb", channels=2, height=20, width=20, classes=5)
+    network = build_network(Config(vote_bias=True), task)
+    names = [name for name, _ in network.named_parameters() if name.startswith("biases")]
+    assert names == ["biases.0.bias", "biases.1.bias"]
+    network(torch.randn(2, 2, 20, 20)).activations.sum().backward()
+    assert all(bool(network.get_parameter(name).grad.any()) for name in names)
+    with pytest.raises(ConfigError, match="--vote-bias is for matrix-capsnet-small and matrix-capsnet, but --model"):
+        build_network(Config(model="tiny-capsnet", vote_bias=True), task)
 
 
 @pytest.mark.parametrize("space", [(), (7,), (5, 5), (2, 3, 4)])
@@ -82,7 +117,7 @@ def test_one_image_is_enough_where_there_are_positions():
     assert CapsuleNorm(3).eval()(capsules(images=1, space=())).poses.isfinite().all()
 
 
-@pytest.mark.parametrize("layer", [CapsuleNorm(3), CapsuleDropout()])
+@pytest.mark.parametrize("layer", [CapsuleNorm(3), CapsuleBias(3), CapsuleDropout()])
 def test_bad_input_gets_a_sentence(layer):
     with pytest.raises(TypeError, match=r"capsules must be Capsules\(poses, activations\), but Capsule.* got a Tensor"):
         layer(torch.zeros(2, 3))

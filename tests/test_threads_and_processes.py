@@ -21,6 +21,7 @@ from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, VBRouting, f
 from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.common.cpu import compiling
 from tritoncaps.kernels.common.cpu import threads as pool
+from tritoncaps.kernels.mixture.cpu import layout, parent_view
 from tritoncaps.testing import Problem, gradients
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +39,25 @@ def threads():
     torch.set_num_threads(3)
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("images", [0, 2])
+def test_weights_of_gradients_are_the_same_bits_if_they_are_computed_again(monkeypatch, images):
+    """The backward pass keeps the assignments of as many images as its memory holds, here of ``images`` of 5."""
+    expected, call = all_bits(), None
+
+    def limited(own, iterations):
+        nonlocal call
+        call = own
+        tiles = -(-own.edges.child_types // own.edges.together)
+        size = tiles * iterations * 2 * own.edges.blocks * own.edges.together * own.edges.edges_count * own.edges.lanes
+        monkeypatch.setattr(layout, "WEIGHTS_BYTES", images * size * 4)
+        return layout.weights_of_gradients(own, iterations)
+
+    monkeypatch.setattr(parent_view, "weights_of_gradients", limited)
+    found = all_bits()
+    assert (len(call.weights) > 0) == (images > 0)
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 def test_fits_run_in_one_thread():

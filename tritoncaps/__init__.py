@@ -14,7 +14,7 @@ from tritoncaps.layers import (
     PrimaryCaps3d,
 )
 from tritoncaps.losses import LinearMargin, MarginLoss, SigmoidMargin, SpreadLoss
-from tritoncaps.regularization import CapsuleDropout, CapsuleNorm
+from tritoncaps.regularization import CapsuleBias, CapsuleDropout, CapsuleNorm
 from tritoncaps.routing import (
     Components,
     DynamicRouting,
@@ -33,6 +33,7 @@ from tritoncaps.vector_layers import ConvVectorCaps2d, VectorCaps, VectorPrimary
 from tritoncaps.version import __version__
 
 __all__ = [
+    "CapsuleBias",
     "CapsuleDropout",
     "CapsuleNorm",
     "Capsules",

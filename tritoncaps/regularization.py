@@ -1,4 +1,4 @@
-"""Regularization layers. They take and return :class:`Capsules`; put them between other layers."""
+"""Dropout, normalisation and bias of capsules. These layers take and return :class:`Capsules`."""
 
 from __future__ import annotations
 
@@ -118,6 +118,58 @@ class CapsuleNorm(nn.Module):
         logits = torch.logit(activations, LOGIT_EPSILON)
         logits = self.activation(logits.flatten(2) if space else logits)
         return Capsules(normed.reshape(poses.shape), torch.sigmoid(logits).reshape(activations.shape))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_caps}"
+
+
+class CapsuleBias(nn.Module):
+    """Add a learned matrix to the poses of each type, so that the votes of the next layer have a bias.
+
+    The votes (M + B) W of a pose M are M W + B W. Without a bias, EM and dynamic routing cannot distinguish the poses M
+    and -M of all children: the votes change their signs, and nothing else changes (Peer, Stabinger and
+    Rodriguez-Sanchez 2019). Primary capsules have a bias already.
+
+    Args:
+        num_caps: capsule types.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Shape:
+        - children and result: poses [N, num_caps, *space, 4, 4], activations [N, num_caps, *space]
+
+    Raises:
+        ValueError: if a shape is wrong.
+        TypeError: if the input is not a pair of tensors.
+
+    Example:
+        >>> import torch
+        >>> from tritoncaps import Capsules, CapsuleBias
+        >>> capsules = Capsules(torch.randn(4, 8, 6, 6, 4, 4), torch.rand(4, 8, 6, 6))
+        >>> CapsuleBias(8)(capsules).poses.shape
+        torch.Size([4, 8, 6, 6, 4, 4])
+    """
+
+    def __init__(
+        self, num_caps: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        check_positive(num_caps=num_caps)
+        super().__init__()
+        self.num_caps = num_caps
+        self.bias = nn.Parameter(torch.empty(num_caps, 4, 4, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the bias to zero."""
+        nn.init.zeros_(self.bias)
+
+    def forward(self, capsules: Capsules) -> Capsules:
+        poses, activations = _pair(capsules, self)
+        space = [f"space{axis}" for axis in range(max(activations.ndim - 2, 0))]
+        check_shape("poses", poses, ["N", self.num_caps, *space, 4, 4])
+        check_shape("activations", activations, poses.shape[:-2])
+        check_like_layer("poses", poses, self.bias)
+        return Capsules(poses + self.bias.view(self.num_caps, *[1] * len(space), 4, 4), activations)
 
     def extra_repr(self) -> str:
         return f"{self.num_caps}"

@@ -84,6 +84,7 @@ class Config:
     capsule_norm: bool | None = _setting(None, "batch normalisation of capsules [only in tiny-capsnet]")
     capsule_dropout: float = _setting(0.0, "probability that a capsule before the last layer is dropped in training")
     primary_bias: float = _setting(0.0, "initial bias of the logits of primary activations; the authors' code: -1")
+    vote_bias: bool = _setting(False, "a bias of the votes of the last two layers of matrix-capsnet")
     backend: str | None = _setting(None, "kernels [chosen by device]", ("reference", "cpu", "triton"))
 
     loss: str = _setting("auto", "loss; auto: chosen by the network", LOSSES, own=True)

@@ -464,7 +464,7 @@ _COUNTERS = ("step", "seconds", "best", "evaluations_since_best", "evaluated")
 # settings that must not change when a run is resumed
 _FIXED = (
     *("data", "mono", "novel", "limit", "validation", "validation_instances", "model", "iterations", "routing"),
-    *("competition", "final_lambda", "capsule_norm", "loss", "batch_size", "seed"),
+    *("competition", "final_lambda", "capsule_norm", "vote_bias", "loss", "batch_size", "seed"),
 )
 
 

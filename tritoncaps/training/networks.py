@@ -10,7 +10,8 @@ from torch import nn
 from tritoncaps.models import CapsNet, EfficientCapsNet, MatrixCapsNet, TinyCapsNet, baselines
 
 COMPETITIONS = ("global", "local")
-EM_NETWORKS = ("matrix-capsnet-small", "matrix-capsnet", "tiny-capsnet")
+MATRIX_CAPSNETS = ("matrix-capsnet-small", "matrix-capsnet")
+EM_NETWORKS = (*MATRIX_CAPSNETS, "tiny-capsnet")
 
 
 class Task(NamedTuple):
@@ -110,7 +111,8 @@ def build(name: str, task: Task, iterations: int = 3, backend: str | None = None
         task: the images and the number of classes.
         iterations: number of routing iterations; baselines ignore it.
         backend: the ``backend`` of its layers; baselines ignore it.
-        **options: ``routing``, ``norm``, ``dropout`` and ``primary_bias``, only for networks of ``EM_NETWORKS``.
+        **options: ``routing``, ``norm``, ``dropout`` and ``primary_bias``, only for networks of ``EM_NETWORKS``;
+            ``vote_bias``, only for matrix-capsnet and matrix-capsnet-small.
 
     Returns:
         The network.

@@ -13,7 +13,7 @@ from tritoncaps import EMRouting, MixtureRouting, TemperedEMRouting, VBRouting
 from tritoncaps.data import DATASETS, ImageSet, MultiMNIST, Pipeline, familiar_views, load
 from tritoncaps.data.pipeline import JITTERS, Jitter
 from tritoncaps.training.config import Config, ConfigError, flag
-from tritoncaps.training.networks import EM_NETWORKS, NETWORKS, Task, build
+from tritoncaps.training.networks import EM_NETWORKS, MATRIX_CAPSNETS, NETWORKS, Task, build
 
 Data = ImageSet | MultiMNIST
 
@@ -132,17 +132,19 @@ def build_network(config: Config, task: Task) -> nn.Module:
 
 def _options(config: Config) -> dict[str, Any]:
     """The options of networks of matrix capsules besides iterations and backend; other networks have none."""
+    if config.vote_bias and config.model not in MATRIX_CAPSNETS:
+        raise ConfigError(f"--vote-bias is for {' and '.join(MATRIX_CAPSNETS)}, but --model is {config.model}")
     if config.model not in EM_NETWORKS:
         for name in ("routing", "competition", "final_lambda", "capsule_norm", "capsule_dropout", "primary_bias"):
             if getattr(config, name) != getattr(Config, name):
                 raise ConfigError(f"{flag(name)} is for networks of matrix capsules, which {config.model} is not")
         return {}
-    norm = {} if config.capsule_norm is None else {"norm": config.capsule_norm}
+    optional = {"norm": config.capsule_norm, "vote_bias": config.vote_bias or None}
     return {
         "routing": _routing(config),
         "dropout": config.capsule_dropout,
         "primary_bias": config.primary_bias,
-        **norm,
+        **{name: value for name, value in optional.items() if value is not None},
     }
 
 

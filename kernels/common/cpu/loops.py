@@ -23,6 +23,7 @@ from llvmlite.ir.values import MDValue
 from numba import types
 from numba.extending import intrinsic
 
+from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.simd import Rows, Vector, _Format
 
 Number = ir.Value  # an int64 value of the calling code
@@ -161,7 +162,7 @@ def at(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:
     return Rows(builder, rows.form, pointer)
 
 
-def looping_microkernel(emit: Callable[..., None], *leading: int) -> Any:
+def looping_microkernel(emit: Callable[..., None], *leading: int, vector_bytes: int = VECTOR_BYTES) -> Any:
     """Make a function of `Rows` and `Number`s callable from Numba: with an array and a position for each of its
     `Rows`, and an integer for each `Number`. ``leading``: constants for the first parameters of the function."""
     parameters = list(inspect.signature(emit).parameters.values())[len(leading) :]
@@ -170,7 +171,7 @@ def looping_microkernel(emit: Callable[..., None], *leading: int) -> Any:
         signature = types.void(*map(types.unliteral, args))
 
         def code(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> ir.Value:
-            form = _Format(signature.args[0].dtype)
+            form = _Format(signature.args[0].dtype, vector_bytes)
             kinds, remaining, given = list(signature.args), list(values), []
             for parameter in parameters:
                 kind, value = kinds.pop(0), remaining.pop(0)

@@ -34,9 +34,9 @@ _INT32 = ir.IntType(32)
 class _Format:
     """The LLVM types of a vector of one dtype."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: Any, vector_bytes: int = VECTOR_BYTES) -> None:
         self.bits = dtype.bitwidth
-        self.lanes = VECTOR_BYTES * 8 // self.bits
+        self.lanes = vector_bytes * 8 // self.bits
         self.scalar = {32: ir.FloatType(), 64: ir.DoubleType()}[self.bits]
         self.vector = ir.VectorType(self.scalar, self.lanes)
         self.integers = ir.VectorType(ir.IntType(self.bits), self.lanes)

@@ -29,7 +29,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritoncaps.kernels.common.cpu.arrays import array
 from tritoncaps.kernels.common.cpu.compiling import inlined, kernel
-from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan, num_threads
 from tritoncaps.kernels.common.cpu.workspace import scratch
@@ -37,6 +36,7 @@ from tritoncaps.kernels.common.tables import Tables, orders_of
 from tritoncaps.kernels.dynamic.cpu.squash import product_of, square_of, squash_factor, squash_slope
 from tritoncaps.kernels.dynamic.cpu.votes import (
     FOUR,
+    VECTOR_BYTES,
     add_pose_gradient_1,
     add_pose_gradient_2,
     add_weight_gradient,

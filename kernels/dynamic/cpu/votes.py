@@ -1,8 +1,9 @@
 """Micro-kernels of dynamic routing: computations for one child, or one parent, in a block of images.
 
 The lanes of all vectors are the images of a block: a pose of E entries is E vectors, a logit is one vector. So
-agreements and softmax need no sums across lanes. A micro-kernel works on one or two blocks, and loads each entry of a
-matrix, which is the same for all images, once for both.
+agreements and softmax need no sums across lanes. A vector has 32 bytes on every processor, because a small batch does
+not fill a wider one. A micro-kernel works on one or two blocks, and loads each entry of a matrix, which is the same for
+all images, once for both.
 
 Micro-kernels loop over `count` parent types and keep the sums in registers. The sizes D and E of poses are multiples of
 FOUR, and matrices are [D, E]. `rows` is the size of an array with one vector for each parent of a child, in a block.
@@ -11,10 +12,12 @@ FOUR, and matrices are [D, E]. `rows` is the size of an array with one vector fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tritoncaps.kernels.common.cpu.loops import Number, at, for_each, looping_microkernel, number, repeat, zero
 from tritoncaps.kernels.common.cpu.simd import Rows, Vector, exp, fma, maximum, sum_each
 
+VECTOR_BYTES = 32
 FOUR = 4  # entries of a pose that are computed at once
 
 
@@ -274,11 +277,13 @@ def _vote_gradient(
     for_each(dV, count, of_type)
 
 
-votes_1, votes_2 = (looping_microkernel(_votes, blocks) for blocks in (1, 2))
-add_pose_gradient_1, add_pose_gradient_2 = (looping_microkernel(_add_pose_gradient, blocks) for blocks in (1, 2))
-add_weight_gradient = looping_microkernel(_add_weight_gradient)
-set_rows = looping_microkernel(_set_rows)
-softmax = looping_microkernel(_softmax)
-softmax_gradient = looping_microkernel(_softmax_gradient)
-add_weighted = looping_microkernel(_add_weighted)
-vote_gradient = looping_microkernel(_vote_gradient)
+_microkernel = partial(looping_microkernel, vector_bytes=VECTOR_BYTES)
+
+votes_1, votes_2 = (_microkernel(_votes, blocks) for blocks in (1, 2))
+add_pose_gradient_1, add_pose_gradient_2 = (_microkernel(_add_pose_gradient, blocks) for blocks in (1, 2))
+add_weight_gradient = _microkernel(_add_weight_gradient)
+set_rows = _microkernel(_set_rows)
+softmax = _microkernel(_softmax)
+softmax_gradient = _microkernel(_softmax_gradient)
+add_weighted = _microkernel(_add_weighted)
+vote_gradient = _microkernel(_vote_gradient)

@@ -182,9 +182,7 @@ def _later_weights(  # type: ignore[no-untyped-def]
         r, dl = rows[start : start + size], rows[start + size : start + 2 * size]
         before = statistics[(t - 1) * parents * STATISTICS : t * parents * STATISTICS]
         slope = slopes[t * parents * SLOPES : (t + 1) * parents * SLOPES]
-        assignments_and_gradient(
-            e, n, b, types, r, dl, before, slope, log_sums[(t - 1) * 2 * groups : t * 2 * groups]
-        )
+        assignments_and_gradient(e, n, b, types, r, dl, before, slope, log_sums[(t - 1) * 2 * groups : t * 2 * groups])
         weights_of_gradient(e, n, b, types, r, dl, mean_slopes[(t - 1) * groups : t * groups])
 
 

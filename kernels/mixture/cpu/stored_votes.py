@@ -1,7 +1,7 @@
 """Micro-kernels for stored votes: computations for the votes [C, H] of one child at one edge, for all parent types.
 
 The lanes of a vector are the entries of a vote; H is any number. Arrays of a parent are [C, H] or [C]. Only pose votes
-are always 4x4 matrices: a vector contains one or two rows.
+are always 4x4 matrices: a vector contains one or two rows, for any processor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from tritoncaps.kernels.common.cpu.loops import Number, at, for_each, looping_mi
 from tritoncaps.kernels.common.cpu.simd import Rows, Vector, across, add, exp, fma, log, maximum
 
 SIDE, ENTRIES = 4, 16  # of a pose matrix
+MATRIX_BYTES = 32  # of a vector of pose votes: one row of float64, or two rows of float32
 
 Here = Callable[[Rows], Rows]  # maps an array to the part for one call of the body of `over`
 
@@ -277,8 +278,8 @@ def _e_step_gradient(
     _for_votes(dV, types, entries, of_type)
 
 
-pose_votes = looping_microkernel(_pose_votes)
-pose_votes_gradient = looping_microkernel(_pose_votes_gradient)
+pose_votes = looping_microkernel(_pose_votes, vector_bytes=MATRIX_BYTES)
+pose_votes_gradient = looping_microkernel(_pose_votes_gradient, vector_bytes=MATRIX_BYTES)
 add_first = looping_microkernel(_add_first)
 add_second = looping_microkernel(_add_second)
 logarithms = looping_microkernel(_logarithms)
