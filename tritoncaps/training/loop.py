@@ -478,7 +478,7 @@ class _Average(AveragedModel):
 
     def update_parameters(self, model: nn.Module) -> None:
         first, before = not self.n_averaged, [x.clone() for x in self.module.buffers()]
-        super().update_parameters(model)  # type: ignore[no-untyped-call]
+        super().update_parameters(model)
         for average, old in zip(self.module.buffers(), before, strict=True):
             if average.is_floating_point() and not first:
                 average.copy_(old.lerp(average, 1 - self.decay))
