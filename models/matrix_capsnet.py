@@ -164,9 +164,11 @@ class MatrixCapsNet(CapsuleNetwork):
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
-        for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps, *self.biases):
-            if not isinstance(layer, nn.Identity):
-                layer.reset_parameters()
+        for layer in (self.primary, self.conv_caps1, self.conv_caps2, self.class_caps):
+            layer.reset_parameters()
+        for bias in self.biases:
+            if isinstance(bias, CapsuleBias):
+                bias.reset_parameters()
         assert self.primary.activation.bias is not None
         nn.init.constant_(self.primary.activation.bias, self.primary_bias)
         if isinstance(self.conv_caps2.routing, EMRouting):  # its votes agree more than those of conv_caps1
