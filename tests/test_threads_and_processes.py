@@ -17,12 +17,12 @@ import torch
 from numba import typeof
 from torch.utils.data import DataLoader, Dataset
 
-from tritoncaps import Capsules, ClassCaps, ConvCaps2d, RoutingMap, VBRouting, functional, use_backend
+from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, RoutingMap, VBRouting, functional, use_backend
 from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.common.cpu import compiling
 from tritoncaps.kernels.common.cpu import threads as pool
-from tritoncaps.kernels.mixture.cpu import layout, parent_view
-from tritoncaps.testing import Problem, gradients
+from tritoncaps.kernels.mixture.cpu import backend, layout
+from tritoncaps.testing import Problem, gradients, route_on
 
 ROOT = Path(__file__).parent.parent
 PROBLEM = Problem(RoutingMap.conv((9, 9), 3, stride=2), images=5, in_caps=9, out_caps=17)
@@ -41,22 +41,26 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("routing", [EMRouting(3), EMRouting(4), VBRouting(3)])
 @pytest.mark.parametrize("images", [0, 2])
-def test_weights_of_gradients_are_the_same_bits_if_they_are_computed_again(monkeypatch, images):
+def test_weights_of_gradients_are_the_same_bits_if_they_are_computed_again(monkeypatch, images, routing):
     """The backward pass keeps the assignments of as many images as its memory holds, here of ``images`` of 5."""
-    expected, call = all_bits(), None
+    problem, kept = PROBLEM.but(routing=routing), []
+    expected = gradients(problem, route_on("cpu"), torch.float32)
+    count = layout.weights_count
 
-    def limited(own, iterations):
-        nonlocal call
-        call = own
-        tiles = -(-own.edges.child_types // own.edges.together)
-        size = tiles * iterations * 2 * own.edges.blocks * own.edges.together * own.edges.edges_count * own.edges.lanes
-        monkeypatch.setattr(layout, "WEIGHTS_BYTES", images * size * 4)
-        return layout.weights_of_gradients(own, iterations)
+    def recorded(images, *sizes):
+        kept.append(count(images, *sizes))
+        return kept[-1]
 
-    monkeypatch.setattr(parent_view, "weights_of_gradients", limited)
-    found = all_bits()
-    assert (len(call.weights) > 0) == (images > 0)
+    monkeypatch.setattr(layout, "weights_count", recorded)
+    monkeypatch.setattr(backend, "weights_count", recorded)
+    gradients(problem, route_on("cpu"), torch.float32)
+    assert len(kept) > 0 or routing.iterations == 4  # EM routing keeps at most two iterations
+    for of_batch in kept[:1]:
+        monkeypatch.setattr(layout, "WEIGHTS_BYTES", of_batch // 5 * images * 4)
+    found = gradients(problem, route_on("cpu"), torch.float32)
+    assert all(n == kept[0] // 5 * images for n in kept[len(kept) // 2 :])
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 

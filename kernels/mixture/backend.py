@@ -145,7 +145,7 @@ class MixtureBackend(Protocol):
         ...
 
     def empty_da(self, source: VoteSource) -> Tensor:
-        """Empty tensor for da_i = sum_j R_ij G_ij of every child in every group."""
+        """Empty tensor for da_i = sum_j R_ij G_ij of every child in every group, in the backend's own layout."""
         ...
 
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:

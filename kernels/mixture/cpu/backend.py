@@ -5,6 +5,7 @@ Every call plans its kernels and then runs all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from tritoncaps.kernels.mixture.cpu.em_routing import CPUPasses, empty_history, 
 from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
 from tritoncaps.kernels.mixture.cpu.kept import kept_backward, kept_forward
 from tritoncaps.kernels.mixture.cpu.layout import (
+    MOST_KEPT,
     Call,
     Moment,
     Number,
@@ -36,7 +38,9 @@ from tritoncaps.kernels.mixture.cpu.layout import (
     log_sums_shape,
     slopes_shape,
     statistics_shape,
+    types_together,
     vectors,
+    weights_count,
 )
 from tritoncaps.kernels.mixture.cpu.parent_view import (
     add_component_gradients,
@@ -65,8 +69,13 @@ class CPUMixture:
         return source.poses.new_empty(log_sums_shape(images, source.groups, types), dtype=source.dtype)
 
     def empty_da(self, source: VoteSource) -> Tensor:
+        """da [N, B, G], followed by the weights of gradients (`layout.weights_count`), which `gradients` uses again."""
         images, types, _ = source.activations.shape
-        return source.poses.new_empty(da_shape(images, source.groups, types), dtype=source.dtype)
+        parents, slots = source.tables.children.shape
+        weights, _, parent_types = source.weight.shape[:3]
+        together = types_together(types, weights, slots)
+        kept = weights_count(images, types, parent_types, together, parents * slots, source.dtype)
+        return source.poses.new_empty(_da_count(source) + kept, dtype=source.dtype)
 
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         return empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
@@ -110,7 +119,9 @@ class CPUMixture:
         components = _pack_components(call, source, [before])
         rows = _pack_slopes(call, source, components, [slopes])
         total = array(_rows("totals", source, _moments_shape))
-        add_component_gradients(call, components[0], rows[1], array(log_sum), array(da), total)
+        add_component_gradients(
+            call, components[0], rows[1], array(log_sum), *map(array, da.tensor_split([_da_count(source)])), total
+        )
         grads = map(array, (grad_mean, grad_precision, grad_log_weight))
         add_to_parents(call, unpack_component_gradients, *grads, total, components[0])
         call.plan.run()
@@ -133,8 +144,10 @@ class CPUMixture:
             statistics=packed.tensor,
             log_sums=_stacked(log_sums, source),
             slopes=_pack_slopes(call, source, packed, slopes, since).tensor,
-            da=_stacked(da, source),
+            da=_stacked([x[: _da_count(source)] for x in da], source),
         )
+        if len(da) <= MOST_KEPT:
+            call.weights = [array(x[_da_count(source) :]) for x in da]
         grads = child_and_weight_gradient(call, history, since, needs_children, needs_weight)
         call.plan.run()
         return grads
@@ -183,6 +196,11 @@ def _rows(name: str, source: VoteSource, shape: Any, iterations: int | None = No
 def _moments_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
     lanes, blocks = vectors(types, dtype)
     return images, parents, blocks, Moment.ROWS, lanes
+
+
+def _da_count(source: VoteSource) -> int:
+    images, types, _ = source.activations.shape
+    return math.prod(da_shape(images, source.groups, types))
 
 
 def _stacked(tensors: Sequence[Tensor], source: VoteSource) -> Tensor:

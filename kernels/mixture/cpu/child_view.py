@@ -49,12 +49,12 @@ def edges_of(e, p, types):  # type: ignore[no-untyped-def]
 
 
 @part
-def weights_of_tile(e, weights, iterations, n, b):  # type: ignore[no-untyped-def]
-    """Where `layout.weights_of_gradients` has an image and a tile [iterations, 2, blocks, edges, lanes]: the first
-    element, and the one after the last. Both are the same if it does not have the image."""
-    tiles, size = -(-e.child_types // e.together), iterations * 2 * e.blocks * e.together * e.edges_count * e.lanes
+def weights_of_tile(e, weights, n, b):  # type: ignore[no-untyped-def]
+    """Where the weights of gradients (`layout.weights_count`) of an image and a tile [2, blocks, edges, lanes] are: the
+    first element, and the one after the last. Both are the same if the array does not have the image."""
+    tiles, size = -(-e.child_types // e.together), 2 * e.blocks * e.together * e.edges_count * e.lanes
     start = (n * tiles + b // e.together) * size
-    return (start, start + size) if start < len(weights) else (0, 0)
+    return (start, start + size) if start + size <= len(weights) else (0, 0)
 
 
 @part

@@ -16,6 +16,7 @@ from tritoncaps.kernels.mixture.cpu.layout import (
     Slope,
     da_shape,
     edges,
+    keep_weights,
     log_sums_shape,
     slopes_shape,
     statistics_shape,
@@ -51,6 +52,8 @@ class CPUPasses:
         add_output_slopes(self.call, fit, history, grad_poses, grad_activations)
 
     def slopes_before(self, fit: Fit, history: History, t: int) -> None:
+        if not self.call.weights:
+            keep_weights(self.call, len(history.da))
         add_slopes_before(self.call, fit, history, t)
 
     def child_and_weight_gradient(

@@ -28,7 +28,7 @@ from tritoncaps.kernels.mixture.cpu.child_view import (
     weights_of_gradient,
     weights_of_tile,
 )
-from tritoncaps.kernels.mixture.cpu.layout import Call, Coefficient, Edge, Edges, Slope, Statistic, arrays
+from tritoncaps.kernels.mixture.cpu.layout import MOST_KEPT, Call, Coefficient, Edge, Edges, Slope, Statistic, arrays
 from tritoncaps.kernels.mixture.cpu.votes import (
     add_later_gradients,
     add_pose_gradients,
@@ -62,6 +62,7 @@ def child_and_weight_gradient(
     B, children = edges.child_types, (edges.images if needs_children else 0, edges.child_types, edges.children_count)
     dM, da = torch.empty(*children, 16, dtype=dtype), torch.empty(children, dtype=dtype)
     parts = _parts_of_images(edges)
+    nothing = edges.weight[:0]
     dW = scratch_array("weight gradient", parts * len(edges.weight) if needs_weight else 0, dtype)
     call.plan.add(
         _gradient_kernel,
@@ -74,7 +75,7 @@ def child_and_weight_gradient(
         array(da),
         dW,
         *(x.ravel() for x in arrays(call, history)),
-        edges.weight[:0] if call.weights is None else call.weights,
+        *[*call.weights, nothing, nothing][:MOST_KEPT],
         np.ones(1, edges.poses.dtype),
         needs_children,
         needs_weight,
@@ -96,14 +97,15 @@ def _parts_of_images(edges: Edges) -> int:
 
 @kernel
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, kept, one,
+    counter, tasks, e, parts, since, T, dM, da, dW, statistics, log_sums, slopes, mean_slopes, kept_1, kept_2, one,
     needs_children, needs_weight,
 ):  # fmt: skip
     """dM [N, B, L, 16], da [N, B, L] and dW [parts, blocks, B, K, 16, lanes]; see the formulas above.
 
     statistics [T, N, P, blocks, 36, lanes], slopes [T, N, P, blocks, 67, lanes], log_sums [T - 1, 2, N, B, G],
-    mean_slopes (da of each iteration) [T - 1, N, B, G], kept: see `layout.weights_of_gradients`, one [1]: the number 1.
-    A task owns `together` child types of a part of the images.
+    mean_slopes (da of each iteration) [T - 1, N, B, G], kept_1 and kept_2: r and dl of the two iterations after the
+    first (`layout.weights_count`) or empty, one [1]: the number 1. A task owns `together` child types of a part of the
+    images.
     """
     B, lanes, vote = e.child_types, e.lanes, 16 * e.lanes
     first_rows = np.empty(2 * e.together * e.edges_count * e.blocks * lanes, e.poses.dtype)
@@ -123,10 +125,11 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
             children = (n * B + b) * e.children_count
             if needs_children:
                 dM[children * 16 : (children + types * e.children_count) * 16] = 0
-            start, stop = weights_of_tile(e, kept, T - 1, n, b)
-            rows = kept[start:stop] if start < stop else memory
+            start, stop = weights_of_tile(e, kept_1, n, b)
+            rows_1, rows_2 = kept_1[start:stop], kept_2[start:stop]
             if start == stop:
-                _later_weights(e, n, b, types, since, T, rows, statistics, log_sums, slopes, mean_slopes)
+                rows_1, rows_2 = memory[: len(first_rows)], memory[len(first_rows) :]
+                _later_weights(e, n, b, types, since, T, memory, statistics, log_sums, slopes, mean_slopes)
             _first_weights(e, n, b, types, since, first_rows, statistics, log_sums, slopes, one)
             sums[:] = 0
             for p in range(e.parents_count):
@@ -136,7 +139,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
                     weight = (block * B + b) * e.weights * vote
                     _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes)
                     _vote_gradients(
-                        e, n, b, p, block, types, since, T, dv, sums, coefficients, first_rows, rows, slopes
+                        e, n, b, p, block, types, since, T, dv, sums, coefficients, first_rows, rows_1, rows_2, slopes
                     )
                     if needs_weight:
                         own = part * len(e.weight) + weight
@@ -203,10 +206,11 @@ def _coefficients(e, n, p, block, since, T, coefficients, statistics, slopes):  
 
 @part
 def _vote_gradients(  # type: ignore[no-untyped-def]
-    e, n, b, p, block, types, since, T, dv, sums, coefficients, first_rows, rows, slopes
+    e, n, b, p, block, types, since, T, dv, sums, coefficients, first_rows, rows_1, rows_2, slopes
 ):
     """dv [edges, 16, lanes] of the votes of a few child types for a block of types of a parent; sums [types, L, lanes]
-    += R G of the first iteration."""
+    += R G of the first iteration. first_rows, rows_1 and rows_2 are those of the first three iterations; those of all
+    others follow rows_2."""
     lanes, step = e.lanes, e.together * e.edges_count * e.lanes
     first, last = edges_of(e, p, types)
     edge, count = first * NUMBERS, last - first
@@ -219,22 +223,22 @@ def _vote_gradients(  # type: ignore[no-untyped-def]
     if T - since == 1:
         vote_gradients_0(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, 0, first_rows, row, rows, row, e.edges, edge, count, size,
+            coefficients, 0, first_rows, row, rows_1, row, rows_2, row, e.edges, edge, count, size,
         )  # fmt: skip
     elif T - since == 2:
         vote_gradients_1(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, 0, first_rows, row, rows, row, e.edges, edge, count, size,
+            coefficients, 0, first_rows, row, rows_1, row, rows_2, row, e.edges, edge, count, size,
         )  # fmt: skip
     else:
         vote_gradients_2(
             dv, 0, sums, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, 0, first_rows, row, rows, row, e.edges, edge, count, size,
+            coefficients, 0, first_rows, row, rows_1, row, rows_2, row, e.edges, edge, count, size,
         )  # fmt: skip
     for later in range(2, T - since - 1):
         add_later_gradients(
             dv, 0, e.poses, poses, e.weight, weight, e.offset, 0, slopes, centre,
-            coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows, row + 2 * later * size,
+            coefficients, (LATER + later * ROWS_OF_LATER) * lanes, rows_2, row + 2 * (later - 1) * size,
             e.edges, edge, count, size,
         )  # fmt: skip
 

@@ -34,7 +34,8 @@ EDGES_TOGETHER = 4096 // VECTOR_BYTES  # limit for the edges of a parent, for th
 TYPES_TOGETHER = 8  # limit for the child types
 ALONE = 512  # vectors of votes; for fewer, one thread finishes before it could wake another one
 SMALL = 8192  # vectors of votes; for fewer, the plan of a call is kept
-WEIGHTS_BYTES = 32 << 20  # limit for `Call.weights`
+MOST_KEPT = 2  # iterations after the first whose weights of gradients are kept
+WEIGHTS_BYTES = 16 << 20  # limit for the weights of gradients of an iteration
 
 
 class Statistic:
@@ -152,7 +153,7 @@ class Call:
     betas: Any = None  # [blocks, Beta.ROWS, lanes]; computed at first use, as the next two fields
     waves: Any = None  # of images; see `parent_view`
     history: Any = None  # its tensors as arrays [T or T - 1, ...]
-    weights: Any = None  # see `weights_of_gradients`
+    weights: Any = ()  # arrays of iterations 1, ..., T - 1, if they are kept; see `weights_count`
 
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
@@ -220,17 +221,29 @@ def arrays(call: Call, history: History) -> History:
     return call.history
 
 
-def weights_of_gradients(call: Call, iterations: int) -> NDArray:
-    """Memory for r and dl of the last ``iterations``, [images, tiles, iterations, 2, blocks, edges, lanes], where a
-    tile is `together` child types. It has as many images as the limit allows, for the others they are computed twice.
-    """
-    if call.weights is None:
-        e = call.edges
-        tiles = -(-e.child_types // e.together)
-        numbers = tiles * iterations * 2 * e.blocks * e.together * e.edges_count * e.lanes
-        images = min(e.images, WEIGHTS_BYTES // max(1, numbers * call.dtype.itemsize))
-        call.weights = scratch_array("weights of gradients", images * numbers, call.dtype)
-    return call.weights
+def weights_count(
+    images: int, child_types: int, parent_types: int, together: int, edges: int, dtype: torch.dtype
+) -> int:
+    """Numbers of r and dl of an iteration, [images, tiles, 2, blocks, edges, lanes], which the backward pass keeps. A
+    tile is `together` child types. There are as many images as the limit allows; for the others, the backward pass
+    computes r and dl twice."""
+    lanes, blocks = vectors(parent_types, dtype)
+    numbers = -(-child_types // together) * 2 * blocks * together * edges * lanes
+    return numbers * min(images, WEIGHTS_BYTES // max(1, numbers * dtype.itemsize))
+
+
+def keep_weights(call: Call, iterations: int) -> None:
+    """Memory for the weights of gradients of the iterations after the first, if there are at most MOST_KEPT."""
+    e = call.edges
+    if iterations <= MOST_KEPT:
+        count = weights_count(e.images, e.child_types, e.parent_types, e.together, e.edges_count, call.dtype)
+        call.weights = [scratch_array(f"weights of gradients {t}", count, call.dtype) for t in range(iterations)]
+
+
+def types_together(child_types: int, weights: int, slots: int) -> int:
+    """The number of child types that are routed together."""
+    most = min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights), EDGES_TOGETHER // max(1, slots))
+    return max(1, most)
 
 
 def betas(call: Call, fit: Fit) -> NDArray:
@@ -302,8 +315,7 @@ def _new_sizes(
     weights, _, parent_types = weight
     parents, slots = tables.children.shape
     lanes, blocks = vectors(parent_types, dtype)
-    together = min(TYPES_TOGETHER, child_types, WEIGHTS_TOGETHER // max(1, weights), EDGES_TOGETHER // max(1, slots))
-    together = max(1, together)
+    together = types_together(child_types, weights, slots)
     nothing = array(torch.empty(0, dtype=dtype))
     return Edges(
         poses=nothing,

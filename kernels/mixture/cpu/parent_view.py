@@ -39,7 +39,6 @@ from tritoncaps.kernels.mixture.cpu.layout import (
     arrays,
     betas,
     numbers,
-    weights_of_gradients,
 )
 from tritoncaps.kernels.mixture.cpu.parents import (
     activation,
@@ -88,7 +87,7 @@ def _statistics(
     for first, images, ranges, moments in _waves(call):
         again, chunks = np.empty(images * edges.parents_count * edges.blocks, np.bool_), _chunks(edges, images)
         for all_, about in ((True, centre), (False, out)):
-            given = moments, about, again[:0] if all_ else again, before, nothing, log_sum, nothing, nothing, 0, 0
+            given = moments, about, again[:0] if all_ else again, before, nothing, log_sum, nothing, nothing
             call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, weights, *given)
             given = out, moments, about, all_, again, of_types, of_fit
             call.plan.add(_fit_kernel, chunks, edges, first, images, chunks, ranges, *given)
@@ -105,11 +104,14 @@ def add_moments_of(call: Call, before: Any, out: Any, log_sum: Any, least: Any) 
         _statistics(call, ASSIGNMENT, before, out, out, log_sum, out[:0], least)
 
 
-def add_component_gradients(call: Call, before: Any, slopes: Any, log_sum: Any, da: Any, out: Any) -> None:
-    """The moments of dl, summed over all child types, in ``out`` [N, P, blocks, 33, lanes]; and da [N, B, G]."""
+def add_component_gradients(
+    call: Call, before: Any, slopes: Any, log_sum: Any, da: Any, weights: Any, out: Any
+) -> None:
+    """The moments of dl, summed over all child types, in ``out`` [N, P, blocks, 33, lanes]; da [N, B, G]; and
+    ``weights``, r and dl (`layout.weights_count`)."""
     edges, everywhere = call.edges, np.empty(0, np.bool_)
     for first, images, ranges, moments in _waves(call):
-        given = moments, before, everywhere, before, slopes, log_sum, da, out[:0], 0, 0
+        given = moments, before, everywhere, before, slopes, log_sum, da, weights
         call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, GRADIENT, *given)
         chunks = _chunks(edges, images)
         call.plan.add(_total_kernel, chunks, edges, first, images, chunks, ranges, out, moments)
@@ -120,10 +122,9 @@ def add_slopes_before(call: Call, fit: Fit, history: History, t: int) -> None:
     edges, known = call.edges, arrays(call, history)
     statistics, before, slopes = known.statistics[t - 1], known.statistics[max(t - 2, 0)], known.slopes[t - 1]
     inputs = known.slopes[t], known.log_sums[t - 1], known.da[t - 1]
-    everywhere, iterations = np.empty(0, np.bool_), len(known.slopes) - 1
-    kept = weights_of_gradients(call, iterations), t - 1, iterations
+    everywhere, kept = np.empty(0, np.bool_), call.weights[t - 1] if call.weights else slopes[:0]
     for first, images, ranges, moments in _waves(call):
-        given = moments, statistics, everywhere, statistics, *inputs, *kept
+        given = moments, statistics, everywhere, statistics, *inputs, kept
         call.plan.add(_moments_kernel, images * ranges, edges, first, ranges, GRADIENT, *given)
         chunks = _chunks(edges, images)
         given = slopes, moments, statistics, before, betas(call, fit), numbers(call, fit)
@@ -178,14 +179,13 @@ def add_to_parents(call: Call, function: Any, *arguments: Any) -> None:
 
 @kernel
 def _moments_kernel(  # type: ignore[no-untyped-def]
-    counter, tasks, e, first, ranges, weights, moments, centre, again, statistics, slopes, log_sum, da,
-    kept, iteration, iterations,
-):  # fmt: skip
+    counter, tasks, e, first, ranges, weights, moments, centre, again, statistics, slopes, log_sum, da, kept
+):
     """moments [images, ranges, blocks, P, 33, lanes] = sums of w, w d, w d^2 about centre [N, P, blocks, 36, lanes].
 
     Only for parents with `again` [images, P, blocks]; size 0: for all. Weights from statistics [N, P, blocks, 36,
-    lanes] and slopes [N, P, blocks, 67, lanes]; fills log_sum [2, N, B, G] or da [N, B, G], and r and dl of the
-    `iteration` in `kept` (`layout.weights_of_gradients`). A task owns a range of child types of an image.
+    lanes] and slopes [N, P, blocks, 67, lanes]; fills log_sum [2, N, B, G] or da [N, B, G], and keeps r and dl
+    (`layout.weights_count`). A task owns a range of child types of an image.
     """
     rows = np.empty(e.together * e.edges_count * e.blocks * e.lanes, e.poses.dtype)
     rows_of_G = np.empty(len(rows) if weights == GRADIENT else 0, e.poses.dtype)
@@ -207,10 +207,9 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
                 elif weights == ASSIGNMENT:
                     assignment_weights(e, n, b, types, r, sums, one, two, statistics, log_sum)
                 else:
-                    start, stop = weights_of_tile(e, kept, iterations, n, b)
+                    start, stop = weights_of_tile(e, kept, n, b)
                     if start < stop:
-                        start += 2 * iteration * len(rows)
-                        r, G = kept[start : start + len(rows)], kept[start + len(rows) : start + 2 * len(rows)]
+                        r, G = kept[start : start + len(rows)], kept[start + len(rows) : stop]
                     assignments_and_gradient(e, n, b, types, r, G, statistics, slopes, log_sum)
                     assignment_gradient(e, n, b, types, r, G, sums, one, da)
                     weights_of_gradient(e, n, b, types, r, G, da)

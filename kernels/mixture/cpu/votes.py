@@ -372,7 +372,8 @@ def _vote_gradients(
     parent: Rows,
     coefficients: Rows,
     first_rows: Rows,
-    rows: Rows,
+    rows_1: Rows,
+    rows_2: Rows,
     edges: Numbers,
     count: Number,
     rows_step: Number,
@@ -381,16 +382,17 @@ def _vote_gradients(
     `later` others; total of the child of each edge += R G of the first iteration.
 
     `parent` is minus the centre of the first iteration, the origin of all polynomials. first_rows: r and R of the
-    first iteration, rows: r and dl of each of the others, both `rows_step` apart.
+    first iteration, rows_1 and rows_2: r and dl of the two others, `rows_step` apart.
     """
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
-        first, here, out = at(first_rows, i), at(rows, i), at(dv, (i, number(16 * dv.form.lanes)))
+        first, out = at(first_rows, i), at(dv, (i, number(16 * dv.form.lanes)))
         polynomial = None
         for x, q in itertools.product((0, 2), (0, 2)):
             weight.barrier()
             d = _tile((x, x + 1), (q, q + 1), poses, weight, offset, parent)
-            r, weights = first[0], [at(here, (number(j), rows_step))[0] for j in range(2 * later)]
+            of_others = [at(rows, i) for rows in (rows_1, rows_2)[:later]]
+            r, weights = first[0], [at(x, (number(j), rows_step))[0] for x in of_others for j in (0, 1)]
             for h, deviation in d.items():
                 linear = coefficients[2 * h]
                 gradient = fma(coefficients[2 * h + 1], deviation, linear)
