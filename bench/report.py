@@ -334,8 +334,7 @@ NOTES = {
     "or each operator of the eager reference, reads or writes.",
     "models": "A forward pass and a training step (with the loss, without the optimizer). `nn.Conv2d` is the same "
     "network with a convolution instead of each routed layer, with as many multiply-adds as the votes of the layer. "
-    "The CNN baseline is the one of the paper for the same images. `routing of a step` is the time of EM routing "
-    "within a training step, measured by torch's profiler.",
+    "The CNN baseline is the one of the paper for the same images.",
     "memory": "Kept: memory that autograd keeps for the backward pass, including inputs, without parameters. Peak: the "
     "increase of memory in a step of a new process.",
     "scaling": "A forward and a backward pass of our kernels. A flat line is ideal, with two exceptions: more "
