@@ -121,9 +121,8 @@ class CPUMixture:
         components = _pack_components(call, source, [before])
         rows = _pack_slopes(call, source, components, [slopes])
         total = array(_rows("totals", source, _moments_shape))
-        add_component_gradients(
-            call, components[0], rows[1], array(log_sum), *map(array, da.tensor_split([_da_count(source)])), total
-        )
+        of_children, weights = map(array, da.tensor_split([_da_count(source)]))
+        add_component_gradients(call, components[0], rows[1], array(log_sum), of_children, weights, total)
         grads = map(array, (grad_mean, grad_precision, grad_log_weight))
         add_to_parents(call, unpack_component_gradients, *grads, total, components[0])
         call.plan.run()
