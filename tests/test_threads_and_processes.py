@@ -21,7 +21,7 @@ from tritoncaps import Capsules, ClassCaps, ConvCaps2d, EMRouting, RoutingMap, V
 from tritoncaps.kernels.common import backends
 from tritoncaps.kernels.common.cpu import compiling
 from tritoncaps.kernels.common.cpu import threads as pool
-from tritoncaps.kernels.mixture.cpu import backend, layout
+from tritoncaps.kernels.mixture.cpu import layout
 from tritoncaps.testing import Problem, gradients, route_on
 
 ROOT = Path(__file__).parent.parent
@@ -44,23 +44,16 @@ def threads():
 @pytest.mark.parametrize("routing", [EMRouting(3), EMRouting(4), VBRouting(3)])
 @pytest.mark.parametrize("images", [0, 2])
 def test_weights_of_gradients_are_the_same_bits_if_they_are_computed_again(monkeypatch, images, routing):
-    """The backward pass keeps the assignments of as many images as its memory holds, here of ``images`` of 5."""
-    problem, kept = PROBLEM.but(routing=routing), []
+    """The backward pass keeps r and dl of as many images as its memory holds, here of ``images`` of 5."""
+    problem = PROBLEM.but(routing=routing)
     expected = gradients(problem, route_on("cpu"), torch.float32)
-    count = layout.weights_count
-
-    def recorded(images, *sizes):
-        kept.append(count(images, *sizes))
-        return kept[-1]
-
-    monkeypatch.setattr(layout, "weights_count", recorded)
-    monkeypatch.setattr(backend, "weights_count", recorded)
-    gradients(problem, route_on("cpu"), torch.float32)
-    assert len(kept) > 0 or routing.iterations == 4  # EM routing keeps at most two iterations
-    for of_batch in kept[:1]:
-        monkeypatch.setattr(layout, "WEIGHTS_BYTES", of_batch // 5 * images * 4)
+    slots, parents, weights = PROBLEM.routing_map.num_slots, PROBLEM.routing_map.num_parents, 9
+    together = layout.types_together(PROBLEM.in_caps, weights, slots)
+    sizes = (PROBLEM.in_caps, PROBLEM.out_caps, together, parents * slots, torch.float32)
+    of_image = layout.weights_count(1, *sizes)
+    monkeypatch.setattr(layout, "WEIGHTS_BYTES", images * of_image * 4)
+    assert layout.weights_count(5, *sizes) == images * of_image
     found = gradients(problem, route_on("cpu"), torch.float32)
-    assert all(n == kept[0] // 5 * images for n in kept[len(kept) // 2 :])
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 

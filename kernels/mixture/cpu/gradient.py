@@ -7,8 +7,9 @@
     dW    = sum over images and locations of M_i^T dV_ij
 
 The votes of a child type contribute only to gradients of that child type. A task owns a few child types of some images:
-their dM and da, and a part of dW for these images. The child view computes r and dl of all iterations. Then, parent by
-parent, the sweep computes the gradients of the votes and uses them immediately. At the end another kernel adds the
+their dM and da, and a part of dW for these images. r and dl of all iterations are those that the moments of dl used, as
+far as they were kept (`layout.weights_count`); for the other images, the child view computes them again. Then, parent
+by parent, the sweep computes the gradients of the votes and uses them immediately. At the end another kernel adds the
 parts of dW, whose number does not depend on threads.
 """
 
