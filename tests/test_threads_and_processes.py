@@ -47,8 +47,8 @@ def test_weights_of_gradients_are_the_same_bits_if_they_are_computed_again(monke
     """The backward pass keeps r and dl of as many images as its memory holds, here of ``images`` of 5."""
     problem = PROBLEM.but(routing=routing)
     expected = gradients(problem, route_on("cpu"), torch.float32)
-    slots, parents, weights = PROBLEM.routing_map.num_slots, PROBLEM.routing_map.num_parents, 9
-    together = layout.types_together(PROBLEM.in_caps, weights, slots)
+    slots, parents = PROBLEM.routing_map.num_slots, PROBLEM.routing_map.num_parents
+    together = layout.types_together(PROBLEM.in_caps, PROBLEM.routing_map.num_weights, slots)
     sizes = (PROBLEM.in_caps, PROBLEM.out_caps, together, parents * slots, torch.float32)
     of_image = layout.weights_count(1, *sizes)
     monkeypatch.setattr(layout, "WEIGHTS_BYTES", images * of_image * 4)

@@ -66,7 +66,7 @@ class Config:
     rotation: float = _setting(0.0, "rotate training images at random by up to this many degrees")
     scaling: float = _setting(0.0, "scale training images by random factors of 1 - X to 1 + X")
     crop: int | None = _setting(None, "height and width of the crops of images [those of the data set]")
-    shift: int | None = _setting(None, "shift training images at random by up to this many pixels [of the data set]")
+    shift: int | None = _setting(None, "shift training images by up to this many random pixels [those of the data set]")
     edge_padding: int = _setting(0, "before the random crop, pad images by this many pixels that repeat the edge")
     crops: int = _setting(1, "number of crops of each test image; their predictions are averaged", tuple(CROPS))
 

@@ -164,7 +164,8 @@ def at(rows: Rows, *places: Number | tuple[Number, Number]) -> Rows:
 
 def looping_microkernel(emit: Callable[..., None], *leading: int, vector_bytes: int = VECTOR_BYTES) -> Any:
     """Make a function of `Rows` and `Number`s callable from Numba: with an array and a position for each of its
-    `Rows`, and an integer for each `Number`. ``leading``: constants for the first parameters of the function."""
+    `Rows`, and an integer for each `Number`. ``leading``: constants for the first parameters of the function.
+    ``vector_bytes``: the width of its vectors."""
     parameters = list(inspect.signature(emit).parameters.values())[len(leading) :]
 
     def function(typing_context: Any, *args: Any) -> Any:

@@ -387,12 +387,11 @@ def _vote_gradients(
 
     def one(i: Number, edge: Numbers, poses: Rows, weight: Rows, offset: Rows) -> None:
         first, out = at(first_rows, i), at(dv, (i, number(16 * dv.form.lanes)))
-        polynomial = None
+        others, polynomial = [at(rows, i) for rows in (rows_1, rows_2)[:later]], None
         for x, q in itertools.product((0, 2), (0, 2)):
             weight.barrier()
             d = _tile((x, x + 1), (q, q + 1), poses, weight, offset, parent)
-            of_others = [at(rows, i) for rows in (rows_1, rows_2)[:later]]
-            r, weights = first[0], [at(x, (number(j), rows_step))[0] for x in of_others for j in (0, 1)]
+            r, weights = first[0], [at(rows, (number(j), rows_step))[0] for rows in others for j in (0, 1)]
             for h, deviation in d.items():
                 linear = coefficients[2 * h]
                 gradient = fma(coefficients[2 * h + 1], deviation, linear)
