@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import toy_data
 from cifar_cnn import network
+from torch import _dynamo  # noqa: F401  imported after init_process_group, it would keep the group and its threads
 from torch.nn.parallel import DistributedDataParallel
 
 from tritoncaps import SpreadLoss
@@ -36,6 +37,7 @@ def main(steps=5):
     if rank == 0:
         same = all(torch.equal(weights, other) for other in everywhere)
         print(f"{processes} processes, loss {value.item():.3f}, all have the same weights: {same}")
+    del model  # it refers to the group
     dist.destroy_process_group()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 COMMON = """
-import os, sys, torch, torch.distributed as dist
+import gc, os, sys, torch, torch.distributed as dist
 from tritoncaps.models import MatrixCapsNet
 from tritoncaps import SpreadLoss
 
@@ -20,6 +20,10 @@ def model():
 def batch():
     generator = torch.Generator().manual_seed(1)
     return torch.randn(4, 1, 17, 17, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+
+def threads_of_gloo():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    return [name for name in names if "gloo" in name]
 
 def step(net, images, labels):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -39,6 +43,7 @@ torch.save(net.state_dict(), sys.argv[1])
 DDP = (
     COMMON
     + """
+from torch import _dynamo  # imported later, dynamo would keep the process group
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 net = torch.nn.parallel.DistributedDataParallel(model())
@@ -47,7 +52,10 @@ step(net, images[2 * rank : 2 * rank + 2], labels[2 * rank : 2 * rank + 2])
 if rank == 0:
     torch.save(net.module.state_dict(), sys.argv[1])
 dist.barrier()  # no process ends while another one still communicates with it
+del net
+gc.collect()  # nothing refers to the process group any more: its threads end here, not with the interpreter
 dist.destroy_process_group()
+assert not threads_of_gloo()
 """
 )
 
@@ -70,6 +78,7 @@ if rank == 0:
     torch.save(whole, sys.argv[1])
 dist.barrier()  # no process ends while another one still communicates with it
 dist.destroy_process_group()
+os._exit(0)  # FSDP keeps the process group; its threads could abort the process when the interpreter ends
 """
 )
 

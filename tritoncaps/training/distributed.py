@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -65,10 +66,15 @@ def world(device: str) -> Iterator[World]:
     own = choose_device(f"cuda:{local}" if device in ("auto", "cuda") and torch.cuda.is_available() else device)
     if own.type == "cuda":
         torch.cuda.set_device(own)
+    # DistributedDataParallel imports dynamo. If a process group exists then, dynamo keeps it, and its threads run until
+    # the interpreter ends, where they can abort the process.
+    from torch import _dynamo  # noqa: F401
+
     dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
     try:
         yield World(rank, size, own)
     finally:
+        gc.collect()  # modules of DistributedDataParallel are in cycles, and refer to the group
         dist.destroy_process_group()
 
 

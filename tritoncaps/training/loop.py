@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
@@ -159,9 +158,8 @@ class Trainer:
             self.network.compile(**({"mode": "reduce-overhead"} if config.graphs else {}))
         self.parallel: nn.Module = self.objective
         if w.size > 1:
-            # batch normalisation uses the running statistics of the first process
-            normed = any(isinstance(module, _BatchNorm) for module in self.network.modules())
-            self.parallel = DistributedDataParallel(self.objective, broadcast_buffers=normed)
+            # buffers, as the running statistics of batch normalisation, are those of the first process
+            self.parallel = DistributedDataParallel(self.objective)
         self.totals = torch.zeros(3, dtype=torch.float64, device=w.device)  # loss, right, images since the last log
         self.speed, self._clock, self._logged = 0.0, 0.0, (self.step, self.seconds)
         self.metrics = Metrics(self.folder, self.step) if w.is_main else None
@@ -224,6 +222,7 @@ class Trainer:
             )
 
     def close(self) -> None:
+        self.parallel = self.objective  # drops the reference to the process group, which ends with the run
         self.progress.close()
         if self.metrics is not None:
             self.metrics.close()
