@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from tritoncaps import (
     ConvCaps2d,
     EMRouting,
     MatrixRouting,
+    MixtureRouting,
     PrimaryCaps,
 )
 from tritoncaps._internal.checks import check_positive, check_shape, check_tensor
@@ -38,7 +40,8 @@ class MatrixCapsNet(CapsuleNetwork):
         num_classes: number of classes.
         channels: A, B, C and D.
         iterations: iterations of EM routing.
-        routing: any routing of matrix capsules; it overrides ``iterations``.
+        routing: any routing of matrix capsules; it overrides ``iterations``. If only positions compete in it, the
+            classes of the last layer compete all the same.
         coordinates: coordinate addition in the class capsules.
         norm: batch normalisation of the features and of the capsules of every layer, by
             :class:`~tritoncaps.regularization.CapsuleNorm`.
@@ -92,6 +95,8 @@ class MatrixCapsNet(CapsuleNetwork):
         self.primary = PrimaryCaps(a, b, **factory)
         self.conv_caps1 = ConvCaps2d(b, c, 3, stride=2, **routed)
         self.conv_caps2 = ConvCaps2d(c, d, 3, stride=1, **routed)
+        if isinstance(routing, MixtureRouting) and routing.competition == "positions":
+            routed["routing"] = replace(routing, competition="local")
         self.class_caps = ClassCaps(d, num_classes, coordinates=coordinates, **routed)
         self.dropout = CapsuleDropout(dropout)
         self.biases = nn.ModuleList([CapsuleBias(count, **factory) if vote_bias else nn.Identity() for count in (c, d)])

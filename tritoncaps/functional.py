@@ -377,7 +377,7 @@ def _fused_em_routing(
     tensors = (poses, activations, weight, parameters["beta_u"], parameters["beta_a"])
     tables = list(routing_map.tables(poses.device))
     lambdas, floor = list(routing.lambdas), routing.variance_floor
-    mean_data = reference.mean_data_of(routing_map, in_caps, out_caps, routing.mean_data)
+    mean_data = reference.mean_data_of(routing_map, in_caps, out_caps, routing.competition, routing.mean_data)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         mean, activation, _, _ = ops.EMRoutingFunction.apply(
             *tensors, tables, lambdas, floor, mean_data, routing.competition, routing.gradient, backend
@@ -398,7 +398,7 @@ def _fused_mixture(
     routing: MixtureRouting,
     backend: str,
 ) -> Capsules:
-    data_per_parent = reference.mean_data_of(routing_map, weight.shape[1], weight.shape[2])
+    data_per_parent = reference.mean_data_of(routing_map, *weight.shape[1:3], routing.competition)
     fit = fit_of(routing, backend, tuple(parameters), routing_map.out_size, data_per_parent)
     tables, options = list(routing_map.tables(poses.device)), (routing.iterations, routing.competition)
     given = (poses, activations, weight, list(parameters.values()), tables, *options, routing.gradient, backend)
@@ -513,6 +513,7 @@ def m_step(
     inverse_temperature: float,
     variance_floor: float = 1e-4,
     mean_data: bool = True,
+    competition: str = "global",
     backend: str | None = None,
 ) -> Gaussians:
     """Fit every parent's Gaussian to stored votes of any pose shape: the M-step of EM routing.
@@ -527,6 +528,8 @@ def m_step(
         inverse_temperature: lambda, the factor of the logits.
         variance_floor: smaller variances are replaced by this number.
         mean_data: divide the support by its mean over the layer, children / parents.
+        competition: that of the assignments. It changes only ``mean_data``: with "positions", each parent type gets
+            whole children, so the mean is larger.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
 
     Shape:
@@ -537,7 +540,7 @@ def m_step(
         The parents' Gaussians; ``gaussians.activations`` is the sigmoid of their logits.
 
     Raises:
-        ValueError: if a shape does not fit the map, or an activation is negative.
+        ValueError: if a shape does not fit the map, an activation is negative, or ``competition`` is unknown.
 
     Example:
         One step of EM routing; docs/em-by-hand.md shows the whole loop.
@@ -565,6 +568,7 @@ def m_step(
     check_tensors(**given)
     check_number("inverse_temperature", inverse_temperature, 0.0)
     check_number("variance_floor", variance_floor, 0.0)
+    check_competition(competition)
     check_alike(**given)
     _check_votes(votes, routing_map)
     images, _, _, in_caps, out_caps = votes.shape[:5]
@@ -585,6 +589,7 @@ def m_step(
             inverse_temperature=inverse_temperature,
             variance_floor=variance_floor,
             mean_data=mean_data,
+            competition=competition,
         )
     check_reverse_mode("m_step", *given.values())
     mean, variance, logits, _ = vote_ops.MStep.apply(
@@ -596,7 +601,7 @@ def m_step(
         list(routing_map.tables(votes.device)),
         inverse_temperature,
         variance_floor,
-        reference.mean_data_of(routing_map, in_caps, out_caps, mean_data),
+        reference.mean_data_of(routing_map, in_caps, out_caps, competition, mean_data),
         chosen,
     )
     parents = (images, out_caps, *routing_map.out_size)
@@ -619,6 +624,7 @@ def e_step(
         gaussians: the parents' Gaussians, the result of :func:`m_step`.
         routing_map: which child feeds which parent.
         competition: "global": all parents of a child compete for it. "local": only the types at one position.
+            "positions": only the positions of one type.
         backend: "reference", "cpu" or "triton"; default: chosen by device.
 
     Shape:
@@ -899,6 +905,7 @@ def initial_assignments(
         num_types: parent types C.
         routing_map: which child feeds which parent.
         competition: "global": all parents of a child compete for it. "local": only the types at one position.
+            "positions": only the positions of one type.
 
     Shape:
         - activations: [N, B, *in_size]

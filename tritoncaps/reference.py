@@ -69,7 +69,7 @@ def initial_assignments(activations: Tensor, num_types: int, routing_map: Routin
         activations: the children's activations; only their shape, dtype and device are used.
         num_types: parent types C.
         routing_map: which child feeds which parent.
-        competition: "global" or "local".
+        competition: "global", "local" or "positions".
 
     Shape:
         - activations: [N, B, *in_size]
@@ -79,9 +79,9 @@ def initial_assignments(activations: Tensor, num_types: int, routing_map: Routin
         The assignments R, zero in missing slots.
     """
     degree = routing_map.tables(activations.device).parents_start.diff().to(activations.dtype)  # [L]
-    competitors = degree * num_types if competition == "global" else torch.full_like(degree, num_types)
+    competitors = {"global": degree * num_types, "local": torch.full_like(degree, num_types), "positions": degree}
     shape = activations.shape[:2] + routing_map.in_size
-    share = _at_edges((1 / competitors).reshape(routing_map.in_size).expand(shape), routing_map)
+    share = _at_edges((1 / competitors[competition]).reshape(routing_map.in_size).expand(shape), routing_map)
     return repeat(share, "n p s b -> n p s b c", c=num_types)
 
 
@@ -96,6 +96,7 @@ def m_step(
     inverse_temperature: float,
     variance_floor: float = 1e-4,
     mean_data: bool = True,
+    competition: str = "global",
 ) -> Gaussians:
     """M-step of EM routing: fit a Gaussian to the votes for each parent, and compute the parent's activation logit.
 
@@ -116,7 +117,8 @@ def m_step(
         routing_map: which child feeds which parent.
         inverse_temperature: lambda, the factor of the logits.
         variance_floor: smaller variances are replaced by this number.
-        mean_data: divide the support by children / parents; False: by 1.
+        mean_data: divide the support by :func:`mean_data_of`; False: by 1.
+        competition: "global", "local" or "positions"; only for ``mean_data``.
 
     Shape:
         - votes: [N, P, S, B, C, *pose], assignments: [N, P, S, B, C], activations: [N, B, *in_size], betas: [C]
@@ -125,13 +127,26 @@ def m_step(
     Returns:
         The parents' Gaussians.
     """
-    support, mean, variance = moments(votes, assignments, activations, routing_map)
+    scale = mean_data_of(routing_map, activations.shape[1], votes.shape[4], competition, mean_data)
+    found = moments(votes, assignments, activations, routing_map)
+    return _fit(found, beta_u, beta_a, inverse_temperature, variance_floor, scale)
+
+
+def _fit(
+    moments: tuple[Tensor, Tensor, Tensor],
+    beta_u: Tensor,
+    beta_a: Tensor,
+    inverse_temperature: float,
+    variance_floor: float,
+    mean_data: float,
+) -> Gaussians:
+    """The Gaussians and logits of an M-step, from support, mean and variance."""
+    support, mean, variance = moments
     variance = variance.clamp(min=variance_floor)
     over_pose = tuple(range(support.ndim, mean.ndim))
     beta_u, beta_a = (x.reshape(-1, *[1] * (support.ndim - 2)) for x in (beta_u, beta_a))
     cost_of_datum = (beta_u[(...,) + (None,) * len(over_pose)] + 0.5 * variance.log()).sum(over_pose)
-    scale = mean_data_of(routing_map, activations.shape[1], votes.shape[4], mean_data)
-    logits = inverse_temperature * (beta_a - cost_of_datum * support / scale)
+    logits = inverse_temperature * (beta_a - cost_of_datum * support / mean_data)
     return Gaussians(mean, variance.clone(), logits)  # a copy: backward needs the original unchanged
 
 
@@ -183,7 +198,7 @@ def e_step(votes: Tensor, gaussians: Gaussians, routing_map: RoutingMap, *, comp
         votes: the votes V.
         gaussians: the parents' Gaussians.
         routing_map: which child feeds which parent.
-        competition: "global" or "local".
+        competition: "global", "local" or "positions".
 
     Shape:
         - votes: [N, P, S, B, C, *pose]; mean and variance: [N, C, *out_size, *pose]; logits: [N, C, *out_size]
@@ -210,7 +225,7 @@ def assignments_from_logits(
     Args:
         logits: one logit for each vote.
         routing_map: which child feeds which parent.
-        competition: "global" or "local".
+        competition: "global", "local" or "positions".
         rival: logit of one more parent, whose share is not returned; default: there is none.
 
     Shape:
@@ -223,10 +238,11 @@ def assignments_from_logits(
         log_sum = logits.logsumexp(dim=-1, keepdim=True)
         log_sum = log_sum.masked_fill(log_sum.isneginf(), 0)
     else:
+        rivals = "n b l 1 (d c)" if competition == "global" else "n b l c d"
         of_child = _pairs_of_children(logits, routing_map)  # [N, L, pairs, B, C], -inf where there is no pair
-        log_sum = rearrange(of_child, "n l d b c -> n b l (d c)").logsumexp(dim=-1)
-        log_sum = log_sum.reshape(log_sum.shape[:2] + routing_map.in_size)
-        log_sum = _at_edges(log_sum.masked_fill(log_sum.isneginf(), 0), routing_map)[..., None]
+        log_sum = rearrange(of_child, f"n l d b c -> {rivals}").logsumexp(dim=-1)
+        log_sum = log_sum.reshape(log_sum.shape[:2] + routing_map.in_size + log_sum.shape[3:])
+        log_sum = _at_edges(log_sum.masked_fill(log_sum.isneginf(), 0), routing_map)
     if rival > -math.inf:
         log_sum = torch.logaddexp(log_sum, torch.full_like(log_sum, rival))
     return _ignore_missing(logits - log_sum, routing_map, -math.inf).exp()
@@ -361,7 +377,7 @@ def mixture_steps(
     for iteration in range(routing.iterations):
         fixed = shares.detach() if routing.gradient == "last" else shares
         found = moments(votes, fixed, activations, routing_map)
-        data_per_parent = mean_data_of(routing_map, in_caps, out_caps)
+        data_per_parent = mean_data_of(routing_map, in_caps, out_caps, routing.competition)
         given = Moments(*found, data_per_parent)
         components = routing.fit(given, parameters, iteration)
         check_components(routing, components, given)
@@ -532,13 +548,17 @@ def dynamic_steps(
             b = b + (agreement.detach() if routing.gradient == "last" else agreement)
 
 
-def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data: bool = True) -> float:
-    """Child capsules of a layer divided by its parent capsules.
+def mean_data_of(
+    routing_map: RoutingMap, in_caps: int, out_caps: int, competition: str = "global", mean_data: bool = True
+) -> float:
+    """Child capsules of a layer divided by its parent capsules; if only positions compete, divided by the positions of
+    parents, because then each type gets a whole child.
 
     Args:
         routing_map: which child feeds which parent.
         in_caps: child types.
         out_caps: parent types.
+        competition: "global", "local" or "positions".
         mean_data: False: return 1.
 
     Returns:
@@ -546,7 +566,8 @@ def mean_data_of(routing_map: RoutingMap, in_caps: int, out_caps: int, mean_data
     """
     if not mean_data:
         return 1.0
-    return routing_map.num_children * in_caps / (routing_map.num_parents * out_caps)
+    rivals = 1 if competition == "positions" else out_caps
+    return routing_map.num_children * in_caps / (routing_map.num_parents * rivals)
 
 
 def _not_negative(activations: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The protocol of a backend for mixture routings, and the records that its methods take.
 
 Letters: N images, L child and P parent locations, S slots, B child and C parent types, K weight blocks, G groups of
-competing parents (one for each child location, or for each edge if the competition is local), T iterations.
+competing parents (one for each child location, or for each edge if the competition is local), T iterations. If only
+positions compete, the numbers of a group (log_sum and da) are numbers of each of its parent types.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class VoteSource(NamedTuple):
     activations: Tensor  # [N, B, L]
     weight: Tensor  # [K, B, C, 4, 4]
     tables: Tables
-    competition: str  # "global" or "local"
+    competition: str  # "global", "local" or "positions"
 
     @property
     def parents(self) -> tuple[int, int, int]:
@@ -65,12 +66,13 @@ def image_chunks(source: VoteSource, iterations: int, any_fit: bool = False) -> 
     torch computes the components and their gradients. No properties: torch.compile in torch 2.8 does not trace them."""
     (N, B, L), P, C = source.activations.shape, source.tables.children.shape[0], source.weight.shape[2]
     of_iteration, once = (SLOPES + COMPONENTS, MOMENTS + FIT) if any_fit else (SLOPES, MOMENTS)
-    numbers = (iterations * of_iteration + once) * P * C + CHILD * B * L + 2 * (iterations - 1) * B * _groups(source)
+    of_children = CHILD * B * L + 2 * (iterations - 1) * B * _groups(source) * (C if source.competition == "positions" else 1)
+    numbers = (iterations * of_iteration + once) * P * C + of_children
     return chunks_of(N, numbers * wide_dtype(source.poses.dtype).itemsize)
 
 
 def _groups(source: VoteSource) -> int:
-    return source.activations.shape[2] if source.competition == "global" else source.tables.children.numel()
+    return source.tables.children.numel() if source.competition == "local" else source.activations.shape[2]
 
 
 def vote_source(

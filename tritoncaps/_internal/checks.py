@@ -114,8 +114,8 @@ def check_routing(routing: object, expected: type) -> None:
 
 
 def check_competition(competition: object) -> None:
-    if competition not in ("global", "local"):
-        raise ValueError(f"competition must be 'global' or 'local', but it is {competition!r}")
+    if competition not in ("global", "local", "positions"):
+        raise ValueError(f"competition must be 'global', 'local' or 'positions', but it is {competition!r}")
 
 
 def check_positive(**numbers: object) -> None:

@@ -81,10 +81,11 @@ def _(given: Given) -> tuple[Tensor, ...]:
 def _(given: Given) -> tuple[Tensor, ...]:
     """beta_a is only a term of the logit, so the gradients do not depend on its value, and zero is used."""
     routing_map = _routing_map(given.tables)
-    options = {name: getattr(given, name) for name in ("inverse_temperature", "variance_floor")}
+    options = (given.inverse_temperature, given.variance_floor, given.mean_data)
 
-    def fit(*tensors: Tensor) -> tuple[Tensor, ...]:
-        found = reference.m_step(*tensors, routing_map, **options, mean_data=given.mean_data != 1.0)  # type: ignore[call-arg, arg-type]
+    def fit(votes: Tensor, assignments: Tensor, activations: Tensor, *betas: Tensor) -> tuple[Tensor, ...]:
+        moments = reference.moments(votes, assignments, activations, routing_map)
+        found = reference._fit(moments, *betas, *options)  # type: ignore[call-arg]
         return tuple(x.transpose(1, 2) for x in found)
 
     tensors = (given.votes, given.assignments, given.activations, given.beta_u, torch.zeros_like(given.beta_u))

@@ -71,6 +71,7 @@ class FullMatrices(EMRouting):
                 inverse_temperature=inverse_temperature,
                 variance_floor=self.variance_floor,
                 mean_data=self.mean_data,
+                competition=competition,
                 backend=backend,
             )
         assert gaussians is not None, "there is at least one iteration"

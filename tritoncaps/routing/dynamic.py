@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from tritoncaps.capsules import Capsules
 from tritoncaps.routing.base import LayerSizes, NewParameter, VectorRouting, check_choice, check_iterations
-from tritoncaps.routing.mixture import Competition, Gradient
+from tritoncaps.routing.mixture import Gradient
 from tritoncaps.routing_map import RoutingMap
 
 
@@ -37,7 +38,7 @@ class DynamicRouting(VectorRouting):
     """
 
     iterations: int = 3
-    competition: Competition = "global"
+    competition: Literal["global", "local"] = "global"
     none_of_the_above: bool = False
     gradient: Gradient = "all"
     priors: bool = False

@@ -33,7 +33,8 @@ class EMRouting(MixtureRouting):
         mean_data: divide the support of a parent by its mean in the layer, children / parents, so that the sigmoid
             does not saturate in layers with many votes.
         competition: "global": all parents of a child, of all types and positions, compete for it. "local": only the
-            types at one position compete, separately for every position.
+            types at one position compete, separately for every position. "positions": only the positions of one type
+            compete, separately for every type; in `ClassCaps`, which has one position, nothing competes.
         gradient: "all": gradients flow through every iteration. "last": the last assignments are constants.
 
     Raises:

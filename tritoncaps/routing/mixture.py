@@ -13,7 +13,7 @@ from tritoncaps.capsules import Capsules
 from tritoncaps.routing.base import MatrixRouting, check_choice, check_iterations
 from tritoncaps.routing_map import RoutingMap
 
-Competition = Literal["global", "local"]
+Competition = Literal["global", "local", "positions"]
 Gradient = Literal["all", "last"]
 
 
@@ -30,7 +30,8 @@ class Moments(NamedTuple):
         support: the sum of the weights.
         mean: the mean of the votes, entry by entry.
         variance: the variance of the votes, entry by entry.
-        data_per_parent: the number of child capsules of the layer divided by the number of parent capsules.
+        data_per_parent: the number of child capsules of the layer divided by the number of parent capsules; if only
+            positions compete, divided by the number of positions.
 
     Shape:
         - support: [N, C, *out_size]
@@ -77,7 +78,8 @@ class MixtureRouting(MatrixRouting):
     Args:
         iterations: number of fits.
         competition: "global": all parents of a child, of all types and positions, compete for it. "local": only the
-            types at one position compete, separately for every position.
+            types at one position compete, separately for every position. "positions": only the positions of one type
+            compete, separately for every type; in `ClassCaps`, which has one position, nothing competes.
         gradient: "all": gradients flow through every iteration. "last": the last assignments are constants.
 
     Raises:
@@ -109,7 +111,7 @@ class MixtureRouting(MatrixRouting):
 
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
-        check_choice("competition", self.competition, ("global", "local"))
+        check_choice("competition", self.competition, ("global", "local", "positions"))
         check_choice("gradient", self.gradient, ("all", "last"))
 
     @property

@@ -65,8 +65,7 @@ class CPUMixture:
         return source.poses.new_empty(*shape, 4, 4), source.activations.new_empty(shape)
 
     def empty_log_sum(self, source: VoteSource) -> Tensor:
-        images, types, _ = source.activations.shape
-        return source.poses.new_empty(log_sums_shape(images, source.groups, types), dtype=source.dtype)
+        return source.poses.new_empty(log_sums_shape(source), dtype=source.dtype)
 
     def empty_da(self, source: VoteSource) -> Tensor:
         """da [N, B, G], followed by the weights of gradients (`layout.weights_count`), which `gradients` uses again."""
@@ -200,8 +199,7 @@ def _moments_shape(images: int, parents: int, types: int, dtype: torch.dtype) ->
 
 
 def _da_count(source: VoteSource) -> int:
-    images, types, _ = source.activations.shape
-    return math.prod(da_shape(images, source.groups, types))
+    return math.prod(da_shape(source))
 
 
 def _stacked(tensors: Sequence[Tensor], source: VoteSource) -> Tensor:

@@ -5,7 +5,8 @@
 The softmax of a child does not depend on other child types. So the view computes rows [blocks, edges, lanes] for a few
 child types at a time: a vector for each edge and each block of parent types. They stay in the L2 cache until the parent
 view has used them. The weights of a block stay in the L1 cache, because blocks are the outer loop. Sums over a group
-are first vectors, whose lanes are added for `lanes` groups at a time.
+are first vectors, whose lanes are added for `lanes` groups at a time. If only positions compete, each lane is a sum of
+its own: then a child location has a group for each block, and a group has `lanes` numbers instead of one (`e.width`).
 
 `n` is an image, `b` the first child type and `types` their number.
 """
@@ -18,15 +19,20 @@ from tritoncaps.kernels.common.cpu.compiling import kernel, part
 from tritoncaps.kernels.mixture.cpu.layout import Edge, Slope, Statistic
 from tritoncaps.kernels.mixture.cpu.votes import (
     add_products,
+    add_products_of_types,
     assignments,
+    assignments_of_types,
     exponentials,
+    exponentials_of_types,
     fill,
     gradient_weights,
+    gradient_weights_of_types,
     greatest_of_lanes,
     inverse,
     likelihoods,
     likelihoods_and_gradients,
     scale,
+    scale_types,
     sum_of_lanes,
 )
 
@@ -36,9 +42,11 @@ CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
 
 @kernel
 def new_sums(e):  # type: ignore[no-untyped-def]
-    """Memory of a task: sums [groups, lanes], and two arrays [groups]. Groups are padded to whole vectors."""
+    """Memory of a task: sums [groups, lanes], an array [groups, width] and one [groups]. Groups are padded to whole
+    vectors."""
     groups = -(-e.together * max(e.groups, e.children_count) // e.lanes) * e.lanes
-    return np.empty(groups * e.lanes, e.poses.dtype), np.empty(groups, e.poses.dtype), np.empty(groups, e.poses.dtype)
+    numbers = groups * e.width
+    return np.empty(groups * e.lanes, e.poses.dtype), np.empty(numbers, e.poses.dtype), np.empty(groups, e.poses.dtype)
 
 
 @part
@@ -70,20 +78,35 @@ def uniform_weights(e, n, b, types, r):  # type: ignore[no-untyped-def]
 
 @part
 def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log_sum):  # type: ignore[no-untyped-def]
-    """r [blocks, edges, lanes] = R a, and log_sum [2, N, B, G]: greatest l and 1 / sum exp(l - greatest); from
+    """r [blocks, edges, lanes] = R a, and log_sum [2, N, B, G, width]: greatest l and 1 / sum exp(l - greatest); from
     statistics [N, P, blocks, 36, lanes]."""
-    lanes, step, groups = e.lanes, e.together * e.edges_count * e.lanes, types * e.groups
-    children, kept = (n * e.child_types + b) * e.children_count, (n * e.child_types + b) * e.groups
+    lanes, step, children = e.lanes, e.together * e.edges_count * e.lanes, (n * e.child_types + b) * e.children_count
+    kept, numbers = (n * e.child_types + b) * e.groups * e.width, types * e.groups * e.width
     sums[:] = np.finfo(e.poses.dtype).min
     for block in range(e.blocks):
         for p in range(e.parents_count):
             first, last = edges_of(e, p, types)
             likelihoods(
-                r, block * step + first * lanes, sums, 0, e.poses, children * 16,
+                r, block * step + first * lanes, sums, block * lanes if e.width > 1 else 0, e.poses, children * 16,
                 e.weight, (block * e.child_types + b) * e.weights * 16 * lanes, e.offset, 0,
                 statistics, ((n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes,
                 e.edges, first * NUMBERS, last - first,
             )  # fmt: skip
+    if e.width > 1:
+        _normalise_types(e, types, children, r, sums, greatest)
+        total = sums
+    else:
+        _normalise(e, types, children, r, sums, greatest, total)
+    for i in range(numbers):
+        log_sum[kept + i] = greatest[i]
+        log_sum[len(log_sum) // 2 + kept + i] = total[i]
+
+
+@part
+def _normalise(e, types, children, r, sums, greatest, total):  # type: ignore[no-untyped-def]
+    """In place: r = R a replaces l. `sums` [groups, lanes] are the greatest l of each lane; `greatest` and `total`
+    [groups] become the greatest l and 1 / sum exp(l - greatest)."""
+    lanes, step, groups = e.lanes, e.together * e.edges_count * e.lanes, types * e.groups
     for g in range(0, groups, lanes):
         greatest_of_lanes(greatest, g, sums, g * lanes)
     sums[:] = 0
@@ -100,9 +123,27 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
         for edge in range(first, last):
             child, group = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP]
             scale(r, edge * lanes, total, group, e.activations, child, e.blocks, step)
-    for g in range(groups):
-        log_sum[kept + g] = greatest[g]
-        log_sum[len(log_sum) // 2 + kept + g] = total[g]
+
+
+@part
+def _normalise_types(e, types, children, r, sums, greatest):  # type: ignore[no-untyped-def]
+    """In place: r = R a replaces l; the same for each lane by itself. `sums` [groups, lanes] are the greatest l, and
+    become 1 / sum exp(l - greatest), with `greatest` [groups, lanes]."""
+    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
+    for i in range(len(sums)):
+        greatest[i], sums[i] = sums[i], 0
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            row = e.edges[edge * NUMBERS + GROUP] * lanes
+            exponentials_of_types(r, edge * lanes, sums, row, greatest, row, e.blocks, step)
+    for row in range(0, types * e.groups * lanes, lanes):
+        inverse(sums, row)
+    for p in range(e.parents_count):
+        first, last = edges_of(e, p, types)
+        for edge in range(first, last):
+            child, row = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP] * lanes
+            scale_types(r, edge * lanes, sums, row, e.activations, child, e.blocks, step)
 
 
 @part
@@ -124,25 +165,35 @@ def assignments_and_gradient(e, n, b, types, R, G, statistics, slopes, log_sum):
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
-            greatest = kept + e.edges[edge * NUMBERS + GROUP]
-            assignments(R, edge * lanes, log_sum, greatest, log_sum, len(log_sum) // 2 + greatest, e.blocks, step)
+            greatest = (kept + e.edges[edge * NUMBERS + GROUP]) * e.width
+            total = len(log_sum) // 2 + greatest
+            if e.width > 1:
+                assignments_of_types(R, edge * lanes, log_sum, greatest, log_sum, total, e.blocks, step)
+            else:
+                assignments(R, edge * lanes, log_sum, greatest, log_sum, total, e.blocks, step)
 
 
 @part
 def assignment_gradient(e, n, b, types, R, G, sums, joined, da):  # type: ignore[no-untyped-def]
-    """da [N, B, G]: da_i = sum_j R_ij G_ij."""
+    """da [N, B, G, width]: da_i = sum_j R_ij G_ij."""
     lanes, step = e.lanes, e.together * e.edges_count * e.lanes
     sums[:] = 0
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
-            add_products(
-                sums, e.edges[edge * NUMBERS + GROUP] * lanes, R, edge * lanes, G, edge * lanes, e.blocks, step
-            )
-    for g in range(0, types * e.groups, lanes):
-        sum_of_lanes(joined, g, sums, g * lanes)
-    for g in range(types * e.groups):
-        da[(n * e.child_types + b) * e.groups + g] = joined[g]
+            row = e.edges[edge * NUMBERS + GROUP] * lanes
+            if e.width > 1:
+                add_products_of_types(sums, row, R, edge * lanes, G, edge * lanes, e.blocks, step)
+            else:
+                add_products(sums, row, R, edge * lanes, G, edge * lanes, e.blocks, step)
+    if e.width > 1:
+        joined = sums
+    else:
+        for g in range(0, types * e.groups, lanes):
+            sum_of_lanes(joined, g, sums, g * lanes)
+    first_number = (n * e.child_types + b) * e.groups * e.width
+    for i in range(types * e.groups * e.width):
+        da[first_number + i] = joined[i]
 
 
 @part
@@ -153,5 +204,10 @@ def weights_of_gradient(e, n, b, types, R, G, da):  # type: ignore[no-untyped-de
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             child = child_type * e.children_count + e.edges[edge * NUMBERS + CHILD]
-            group = child_type * e.groups + e.edges[edge * NUMBERS + GROUP]
-            gradient_weights(R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step)
+            group = (child_type * e.groups + e.edges[edge * NUMBERS + GROUP]) * e.width
+            if e.width > 1:
+                gradient_weights_of_types(
+                    R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step
+                )
+            else:
+                gradient_weights(R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step)

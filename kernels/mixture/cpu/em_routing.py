@@ -99,14 +99,12 @@ def empty_outputs(
 
 def saved_shapes(source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of statistics [T, ...] and log_sums [T - 1, ...]."""
-    images, types, _ = source.activations.shape
     statistics = iterations, *statistics_shape(*source.parents, source.dtype)
-    return statistics, (max(iterations - 1, 0), *log_sums_shape(images, source.groups, types))
+    return statistics, (max(iterations - 1, 0), *log_sums_shape(source))
 
 
 def empty_history(source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:
     """A history with these tensors, and with memory for slopes and da."""
-    images, types, _ = source.activations.shape
     slopes = statistics.new_empty(len(statistics), *slopes_shape(*source.parents, source.dtype))
-    da = statistics.new_empty(len(log_sums), *da_shape(images, source.groups, types))
+    da = statistics.new_empty(len(log_sums), *da_shape(source))
     return History(statistics, log_sums, slopes, da)

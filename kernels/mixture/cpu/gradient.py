@@ -158,7 +158,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 def _first_weights(e, n, b, types, since, rows, statistics, log_sums, slopes, one):  # type: ignore[no-untyped-def]
     """rows [2, blocks, edges, lanes]: r and R of the first iteration that gradients reach."""
     lanes, step = e.lanes, e.together * e.edges_count * e.lanes
-    parents, groups = e.images * e.parents_count * e.blocks * lanes, 2 * e.images * e.child_types * e.groups
+    parents, groups = e.images * e.parents_count * e.blocks * lanes, 2 * e.images * e.child_types * e.groups * e.width
     r, R = rows[: e.blocks * step], rows[e.blocks * step :]
     if since > 0:
         before = statistics[(since - 1) * parents * STATISTICS : since * parents * STATISTICS]
@@ -180,7 +180,7 @@ def _later_weights(  # type: ignore[no-untyped-def]
 ):
     """rows [T - since - 1, 2, blocks, edges, lanes]: r and dl of the iterations after the first."""
     size = e.blocks * e.together * e.edges_count * e.lanes
-    parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups
+    parents, groups = e.images * e.parents_count * e.blocks * e.lanes, e.images * e.child_types * e.groups * e.width
     for t in range(since + 1, T):
         start = 2 * (t - since - 1) * size
         r, dl = rows[start : start + size], rows[start + size : start + 2 * size]
@@ -251,8 +251,12 @@ def _set_activations(e, n, b, types, since, T, sums, joined, da, mean_slopes):  
     for c in range(0, children, lanes):
         sum_of_lanes(joined, c, sums, c * lanes)
     for t in range(since, T - 1):
-        groups = (t * e.images * e.child_types + child_type) * e.groups
-        if e.groups == e.children_count:
+        groups = (t * e.images * e.child_types + child_type) * e.groups * e.width
+        if e.width > 1:
+            for c in range(children):
+                for i in range(e.blocks * lanes):
+                    joined[c] += mean_slopes[groups + c * e.blocks * lanes + i]
+        elif e.groups == e.children_count:
             for c in range(children):
                 joined[c] += mean_slopes[groups + c]
         else:

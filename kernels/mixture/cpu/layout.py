@@ -27,6 +27,7 @@ from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan
 from tritoncaps.kernels.common.numerics import least_support, wide_dtype
 from tritoncaps.kernels.common.tables import Tables, offset_of
+from tritoncaps.kernels.mixture.backend import VoteSource
 from tritoncaps.kernels.mixture.iteration import Fit, History
 
 WEIGHTS_TOGETHER = 1152 // VECTOR_BYTES  # weight blocks of child types routed together: these fit the L1 cache
@@ -131,7 +132,8 @@ class Edges(NamedTuple):
     parents_count: int  # P
     edges_count: int  # E
     degree: int  # largest number of edges of a parent location
-    groups: int  # G: child locations; P S if the competition is local
+    groups: int  # G: child locations; P S if the competition is local; L blocks if only positions compete
+    width: int  # numbers of a group: 1; lanes if only positions compete
     together: int  # largest number of child types that are routed together
     child_types: int  # B
     parent_types: int  # C
@@ -194,13 +196,16 @@ def statistics_shape(images: int, parents: int, types: int, dtype: torch.dtype) 
     return images, parents, blocks, Statistic.ROWS, lanes
 
 
-def log_sums_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
+def log_sums_shape(source: VoteSource) -> tuple[int, ...]:
     """Instead of log_sum, kernels keep two numbers: the greatest exponent m, and 1 / sum exp(l - m)."""
-    return 2, images, types, groups
+    return 2, *da_shape(source)
 
 
-def da_shape(images: int, groups: int, types: int) -> tuple[int, ...]:
-    return images, types, groups
+def da_shape(source: VoteSource) -> tuple[int, ...]:
+    """[N, B, G], or [N, B, L, blocks, lanes] if only positions compete."""
+    images, types, _ = source.activations.shape
+    lanes, blocks = vectors(source.weight.shape[2], source.dtype)
+    return images, types, source.groups, *([blocks, lanes] if source.competition == "positions" else [])
 
 
 def slopes_shape(images: int, parents: int, types: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -304,12 +309,12 @@ def _sizes(tables: Tables, competition: str, *sizes: Any) -> Edges:
     if known is None:
         known = _maps[tables.children] = {}
     if key not in known:
-        known[key] = _new_sizes(tables, competition == "local", *sizes)
+        known[key] = _new_sizes(tables, competition, *sizes)
     return known[key]
 
 
 def _new_sizes(
-    tables: Tables, local: bool, children: tuple[int, int], weight: tuple[int, int, int], dtype: torch.dtype
+    tables: Tables, competition: str, children: tuple[int, int], weight: tuple[int, int, int], dtype: torch.dtype
 ) -> Edges:
     child_types, locations = children
     weights, _, parent_types = weight
@@ -321,7 +326,7 @@ def _new_sizes(
         poses=nothing,
         activations=nothing,
         weight=nothing,
-        **_made_of_map(tables, local, weights, together, parent_types, dtype),
+        **_made_of_map(tables, competition, weights, together, parent_types, dtype),
         images=0,
         children_count=locations,
         parents_count=parents,
@@ -331,20 +336,26 @@ def _new_sizes(
         weights=weights,
         blocks=blocks,
         lanes=lanes,
+        width=lanes if competition == "positions" else 1,
     )
 
 
 def _made_of_map(
-    tables: Tables, local: bool, weights: int, together: int, parent_types: int, dtype: torch.dtype
+    tables: Tables, competition: str, weights: int, together: int, parent_types: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     parents, slots = tables.children.shape
     locations = len(tables.parents_start) - 1
-    groups = parents * slots if local else locations
+    groups = parents * slots if competition == "local" else locations
     children = tables.children.long()[:, None].expand(-1, together, -1)
     parent, j, slot = (children >= 0).nonzero(as_tuple=True)  # in the order of parents, then of types
     child = children[parent, j, slot]
-    group = parent * slots + slot if local else child
+    group = parent * slots + slot if competition == "local" else child
     competitors = group[j == 0].bincount(minlength=groups)
+    if competition == "positions":
+        blocks = vectors(parent_types, dtype)[1]
+        groups, group, competitors = groups * blocks, group * blocks, competitors.repeat_interleave(blocks)
+    else:
+        competitors *= parent_types
     numbers = j * locations + child, j * weights + tables.weight_of.long()[slot], slot, j * groups + group
     degrees = (tables.children >= 0).sum(dim=1)
     return {
@@ -354,5 +365,5 @@ def _made_of_map(
         "degree": int(degrees.max()) if parents else 0,
         "groups": groups,
         "offset": array(offset_of(tables, dtype)),
-        "share": array(1 / (competitors * parent_types).clamp(min=1).to(dtype).repeat(together)),
+        "share": array(1 / competitors.clamp(min=1).to(dtype).repeat(together)),
     }

@@ -64,6 +64,7 @@ class Edges(NamedTuple):
     entries: int  # H
     groups: int  # G: child locations; edges if the competition is local
     degree: int  # largest number of edges of a group
+    rivals: int  # parent types that compete: C; 1 if only positions compete
 
 
 def empty_votes(like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -192,8 +193,8 @@ def _edges(votes: Tensor, tables: Tables, competition: str) -> Edges:
     start, pairs, locations = tables.parents_start, tables.parents_pair, len(tables.parents_start) - 1
     if competition == "local":
         start = torch.arange(len(pairs) + 1, dtype=pairs.dtype)
-    given = [array(x) for x in (votes, tables.children, start, pairs)]
-    return Edges(*given, N, P, S, B, locations, C, H, len(start) - 1, int(np.diff(given[2]).max(initial=0)))
+    given, rivals = [array(x) for x in (votes, tables.children, start, pairs)], 1 if competition == "positions" else C
+    return Edges(*given, N, P, S, B, locations, C, H, len(start) - 1, int(np.diff(given[2]).max(initial=0)), rivals)
 
 
 def _limits(variance_floor: float, dtype: torch.dtype) -> NDArray:
@@ -456,25 +457,26 @@ def _softmax_kernel(counter, tasks, e, out):  # type: ignore[no-untyped-def]
         n, first, last = _groups(e, task)
         for group in range(first, last):
             for b in range(e.child_types):
-                _share(e, n, group, b, out, rows)
+                for c in range(0, e.parent_types, e.rivals):
+                    _share(e, n, group, b, c, out, rows)
         task = next_task(counter, tasks)
 
 
 @part
-def _share(e, n, group, b, out, rows):  # type: ignore[no-untyped-def]
-    """The softmax for one child; `rows` is memory for its numbers."""
-    B, C, lanes = e.child_types, e.parent_types, VECTOR_BYTES // rows.itemsize
+def _share(e, n, group, b, first, out, rows):  # type: ignore[no-untyped-def]
+    """The softmax for one child, over the competing types from `first` on; `rows` is memory for its numbers."""
+    B, C, types, lanes = e.child_types, e.parent_types, e.rivals, VECTOR_BYTES // rows.itemsize
     begin, count, edges = e.start[group], e.start[group + 1] - e.start[group], n * e.parents * e.slots
     for i in range(count):
-        R = ((edges + e.pairs[begin + i]) * B + b) * C
-        for c in range(C):
-            rows[i * C + c] = out[R + c]
-    _fill(rows, count * C, lanes, -np.inf)
-    softmax(rows, 0, (count * C + lanes - 1) // lanes)
+        R = ((edges + e.pairs[begin + i]) * B + b) * C + first
+        for c in range(types):
+            rows[i * types + c] = out[R + c]
+    _fill(rows, count * types, lanes, -np.inf)
+    softmax(rows, 0, (count * types + lanes - 1) // lanes)
     for i in range(count):
-        R = ((edges + e.pairs[begin + i]) * B + b) * C
-        for c in range(C):
-            out[R + c] = rows[i * C + c]
+        R = ((edges + e.pairs[begin + i]) * B + b) * C + first
+        for c in range(types):
+            out[R + c] = rows[i * types + c]
 
 
 @kernel
@@ -486,18 +488,20 @@ def _softmax_gradient_kernel(counter, tasks, e, assignments, grad, dl):  # type:
         n, first, last = _groups(e, task)
         for group in range(first, last):
             for b in range(e.child_types):
-                _share_gradient(e, n, group, b, assignments, grad, dl)
+                for c in range(0, e.parent_types, e.rivals):
+                    _share_gradient(e, n, group, b, c, assignments, grad, dl)
         task = next_task(counter, tasks)
 
 
 @part
-def _share_gradient(e, n, group, b, assignments, grad, dl):  # type: ignore[no-untyped-def]
+def _share_gradient(e, n, group, b, first, assignments, grad, dl):  # type: ignore[no-untyped-def]
+    """dl of one child, for the competing types from `first` on."""
     B, C, edges, total = e.child_types, e.parent_types, n * e.parents * e.slots, grad.dtype.type(0)
     for i in range(e.start[group], e.start[group + 1]):
-        total += product_of(assignments, grad, ((edges + e.pairs[i]) * B + b) * C, C)
+        total += product_of(assignments, grad, ((edges + e.pairs[i]) * B + b) * C + first, e.rivals)
     for i in range(e.start[group], e.start[group + 1]):
-        R = ((edges + e.pairs[i]) * B + b) * C
-        for c in range(R, R + C):
+        R = ((edges + e.pairs[i]) * B + b) * C + first
+        for c in range(R, R + e.rivals):
             dl[c] = assignments[c] * (grad[c] - total)
 
 

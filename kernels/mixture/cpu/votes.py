@@ -218,6 +218,39 @@ def _assignments(l: Rows, greatest: Rows, inverse: Rows, count: Number, step: Nu
     for_rows(l, count, some)
 
 
+def _exponentials_of_types(l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
+    """`_exponentials` if only positions compete: `total` and `greatest` have a row for each row of l."""
+
+    def each(i: Number) -> None:
+        of_l, of_total = at(l, (i, step)), at(total, i)
+        (e,) = exp([of_l[0] - at(greatest, i)[0]])
+        of_l[0] = e
+        of_total[0] = of_total[0] + e
+
+    for_each(l, count, each)
+
+
+def _assignments_of_types(l: Rows, greatest: Rows, inverse: Rows, count: Number, step: Number) -> None:  # noqa: E741
+    """`_assignments` if only positions compete: `greatest` and `inverse` have a row for each row of l."""
+
+    def each(i: Number) -> None:
+        of_l = at(l, (i, step))
+        (e,) = exp([of_l[0] - at(greatest, i)[0]])
+        of_l[0] = e * at(inverse, i)[0]
+
+    for_each(l, count, each)
+
+
+def _add_products_of_types(total: Rows, R: Rows, G: Rows, count: Number, step: Number) -> None:
+    """`_add_products` if only positions compete: `total` has a row for each row of R."""
+
+    def each(i: Number) -> None:
+        of_total = at(total, i)
+        of_total[0] = fma(at(R, (i, step))[0], at(G, (i, step))[0], of_total[0])
+
+    for_each(R, count, each)
+
+
 def _add_products(total: Rows, R: Rows, G: Rows, count: Number, step: Number) -> None:
     """total += R G."""
     (total[0],) = repeat(count, [total[0]], lambda i, sums: [fma(at(R, (i, step))[0], at(G, (i, step))[0], sums[0])])
@@ -227,6 +260,25 @@ def _scale(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
     """In place: row *= x y, the product of two numbers."""
     value = x.broadcast(0) * y.broadcast(0)
     for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, at(row, (i, step))[0] * value))
+
+
+def _scale_types(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
+    """In place: row *= x y; x has a row for each row, y is a number."""
+    value = y.broadcast(0)
+    for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, at(row, (i, step))[0] * (at(x, i)[0] * value)))
+
+
+def _gradient_weights_of_types(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
+    """`_gradient_weights` if only positions compete: `da` has a row for each row of R."""
+    a = activation.broadcast(0)
+
+    def each(i: Number) -> None:
+        of_r, of_G = at(R, (i, step)), at(G, (i, step))
+        r, of_G_before = of_r[0] * a, of_G[0]
+        of_r[0] = r
+        of_G[0] = r * (of_G_before - at(da, i)[0])
+
+    for_each(R, count, each)
 
 
 def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
@@ -501,6 +553,9 @@ likelihoods_and_gradients = looping_microkernel(_likelihoods_and_gradients)
 
 fill, exponentials, scale = map(looping_microkernel, (_fill, _exponentials, _scale))
 assignments, add_products = map(looping_microkernel, (_assignments, _add_products))
+exponentials_of_types, assignments_of_types = map(looping_microkernel, (_exponentials_of_types, _assignments_of_types))
+add_products_of_types, scale_types = map(looping_microkernel, (_add_products_of_types, _scale_types))
+gradient_weights_of_types = looping_microkernel(_gradient_weights_of_types)
 gradient_weights, first_weights = map(looping_microkernel, (_gradient_weights, _first_weights))
 greatest_of_lanes, sum_of_lanes, inverse = map(microkernel, (_greatest_of_lanes, _sum_of_lanes, _inverse))
 
