@@ -25,6 +25,7 @@ def folder(tmp_path_factory):
     official.write_smallnorb(place, count=40)
     return str(place)
 
+
 # Threads of a process group that outlive it can abort the process at its end.
 TRAIN = """
 import os

@@ -88,7 +88,7 @@ CASES = [
     (lambda: EMRouting(iterations=0), "iterations must be a whole number of at least 1, but it is 0"),
     (
         lambda: EMRouting(competition="none"),
-        "competition must be one of 'global', 'local', but it is 'none'",
+        "competition must be one of 'global', 'local', 'positions', but it is 'none'",
     ),
     (lambda: EMRouting(variance_floor=0.0), "variance_floor must be a number above 0"),
     (lambda: EMRouting(final_lambda=-1.0), "final_lambda must be a number above 0"),

@@ -141,7 +141,7 @@ def test_pairs_stand_in_the_orders_that_kernels_read(routing_map):
     assert all(x.data_ptr() % 16 == tables.orders.data_ptr() % 16 for x in orders)
 
 
-@pytest.mark.parametrize("competition", ["global", "local"])
+@pytest.mark.parametrize("competition", ["global", "local", "positions"])
 def test_kernels_make_no_tables_of_their_own(competition):
     """Otherwise CUDA graphs would compute them at every replay, and two streams at the same time."""
     routing_map = RoutingMap.conv((3, 3), 2)

@@ -59,7 +59,8 @@ def with_stored_votes(fit, poses, activations, weight, parameters, iterations, c
     votes = votes.flatten(5)
     a = activations[:, :, child].permute(0, 2, 3, 1) * present[:, :, None]
     joined = F.one_hot(child, poses.shape[2]).to(poses.dtype) * present[..., None]  # [P, S, L]
-    rivals = einsum(joined, "p s l -> l")[child] * C if competition == "global" else torch.full_like(present, C)
+    positions = einsum(joined, "p s l -> l")[child]
+    rivals = {"global": positions * C, "local": torch.full_like(present, C), "positions": positions}[competition]
     R = (present / rivals.clamp(min=1))[None, :, :, None, None].expand(N, -1, -1, B, C)
     found = []
     for t in range(iterations):
@@ -82,10 +83,12 @@ def with_stored_votes(fit, poses, activations, weight, parameters, iterations, c
         if competition == "local":
             R = likelihood.softmax(4).nan_to_num(0)
         else:
-            top = likelihood.detach().amax((1, 2, 4), keepdim=True)
+            top = likelihood.detach().amax((1, 2, 4) if competition == "global" else (1, 2), keepdim=True)
             each = (likelihood - top).exp()
-            sums = einsum(joined, each, "p s l, n p s b c -> n l b")[:, child]  # [N, P, S, B]
-            R = each / sums[..., None].where(present[..., None, None] > 0, 1)
+            sums = einsum(joined, each, "p s l, n p s b c -> n l b c")[:, child]  # [N, P, S, B, C]
+            if competition == "global":
+                sums = sums.sum(-1, keepdim=True)
+            R = each / sums.where(present[..., None, None] > 0, 1)
     return components[0], logit, found
 
 
@@ -109,6 +112,8 @@ CASES = [
     (vb, "global", 1, "all"),
     (far, "global", 3, "all"),
     (far, "local", 2, "last"),
+    (em, "positions", 3, "all"),
+    (vb, "positions", 2, "last"),
 ]
 
 
@@ -154,7 +159,7 @@ def run(fit, given, iterations, competition, gradient):
     return MixtureFunction.apply(fit, poses, activations, weight, *options, *parameters)
 
 
-@pytest.mark.parametrize("competition", ["global", "local"])
+@pytest.mark.parametrize("competition", ["global", "local", "positions"])
 def test_fake_passes_tell_shapes_and_strides(competition):
     children = [x.detach() for x in inputs(torch.float32)[:3]]
     options, ops = (list(MAP.tables()), competition), torch.ops.tritoncaps

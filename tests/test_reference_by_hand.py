@@ -113,6 +113,31 @@ def test_parents_at_two_positions_compete():
     torch.testing.assert_close(alone.reshape(2, 2), torch.ones(2, 2).double())
 
 
+def test_positions_of_one_type_compete():
+    # child 1 of three sees parents at two positions; that of type 1 at the second one has three times the likelihood
+    routing_map = RoutingMap.conv((3,), kernel=2)
+    logits = torch.zeros(1, 2, 2).double()
+    logits[0, 1, 0] = -math.log(5.0)  # activation 1 / 6, a third of 1 / 2
+    gaussians = Gaussians(*(torch.full((1, 2, 2, 1), x).double() for x in (0.0, 1.0)), logits)
+    found = functional.e_step(torch.zeros(1, 2, 2, 1, 2, 1).double(), gaussians, routing_map, competition="positions")
+    expected = torch.tensor([[[1.0, 1.0], [0.5, 0.25]], [[0.5, 0.75], [1.0, 1.0]]])  # parent locations, slots, types
+    torch.testing.assert_close(found.reshape(2, 2, 2), expected.double())
+    first = functional.initial_assignments(torch.ones(1, 1, 3), 2, routing_map, "positions")
+    torch.testing.assert_close(first.reshape(2, 2, 2)[0], torch.tensor([[1.0, 1.0], [0.5, 0.5]]))
+
+
+def test_competition_over_positions_is_one_routing_for_each_type():
+    routing_map, routing = RoutingMap.conv((3, 3), 2), EMRouting(2, competition="positions")
+    poses, activations = torch.randn(2, 3, 3, 3, 4, 4).double(), torch.rand(2, 3, 3, 3).double()
+    weight, betas = torch.randn(4, 3, 5, 4, 4).double(), torch.randn(2, 5).double()
+    together = functional.em_routing(poses, activations, weight, *betas, routing_map, routing)
+    for c in range(5):
+        given = weight[:, :, c : c + 1], betas[0, c : c + 1], betas[1, c : c + 1]
+        alone = functional.em_routing(poses, activations, *given, routing_map, EMRouting(2))
+        torch.testing.assert_close(together.poses[:, c : c + 1], alone.poses)
+        torch.testing.assert_close(together.activations[:, c : c + 1], alone.activations)
+
+
 def test_one_iteration_of_two_children_and_two_parents():
     # identity poses and weights w_b I for child type b: both parents get votes 1 and 3, each with share 1/2
     poses = torch.eye(4).double().expand(1, 2, 4, 4)

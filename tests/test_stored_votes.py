@@ -106,7 +106,7 @@ def test_the_m_step_takes_betas_that_are_views(backend):
 
 
 @pytest.mark.parametrize("pose", [(4, 4), (3,), (20,)], ids=str)
-@pytest.mark.parametrize("competition", ["global", "local"])
+@pytest.mark.parametrize("competition", ["global", "local", "positions"])
 def test_e_step_equals_the_reference(routing_map, backend, pose, competition):
     given = stored(routing_map, pose)
     compare(
@@ -143,7 +143,7 @@ def test_drawn_votes(backend):
         routing_map=routing_maps(small=True),
         sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
         pose=st.sampled_from([(1,), (2, 3), (4, 4), (17,)]),
-        competition=st.sampled_from(["global", "local"]),
+        competition=st.sampled_from(["global", "local", "positions"]),
         layout=st.sampled_from(LAYOUTS),
     )
     def check(routing_map, sizes, pose, competition, layout):

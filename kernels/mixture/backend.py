@@ -66,8 +66,8 @@ def image_chunks(source: VoteSource, iterations: int, any_fit: bool = False) -> 
     torch computes the components and their gradients. No properties: torch.compile in torch 2.8 does not trace them."""
     (N, B, L), P, C = source.activations.shape, source.tables.children.shape[0], source.weight.shape[2]
     of_iteration, once = (SLOPES + COMPONENTS, MOMENTS + FIT) if any_fit else (SLOPES, MOMENTS)
-    of_children = CHILD * B * L + 2 * (iterations - 1) * B * _groups(source) * (C if source.competition == "positions" else 1)
-    numbers = (iterations * of_iteration + once) * P * C + of_children
+    of_groups = _groups(source) * (C if source.competition == "positions" else 1)
+    numbers = (iterations * of_iteration + once) * P * C + CHILD * B * L + 2 * (iterations - 1) * B * of_groups
     return chunks_of(N, numbers * wide_dtype(source.poses.dtype).itemsize)
 
 

@@ -81,7 +81,7 @@ def vb_routings() -> st.SearchStrategy[VBRouting]:
 def mixture_options() -> dict[str, st.SearchStrategy]:
     """Strategies for the options of all mixture routings, except the iterations, by name."""
     return {
-        "competition": st.sampled_from(["global", "local"]),
+        "competition": st.sampled_from(["global", "local", "positions"]),
         "gradient": st.sampled_from(["all", "last"]),
     }
 

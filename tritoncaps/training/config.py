@@ -77,8 +77,8 @@ class Config:
     )
     competition: str = _setting(
         "global",
-        "matrix capsules: all parents of a child compete for it, or only the types at one position, or (but not in class "
-        "capsules) only the positions of one type",
+        "matrix capsules: all parents of a child compete for it, or only the types at one position, or (but not for "
+        "classes) only the positions of one type",
         COMPETITIONS,
     )
     final_lambda: float | None = _setting(None, "EM routing: limit of the inverse temperature [1]")

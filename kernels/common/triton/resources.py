@@ -80,6 +80,7 @@ class Variant(NamedTuple):
         words += [options["WEIGHTS"]] if "WEIGHTS" in options else []
         words += ["of any fit"] if options.get("ANY_FIT") else []
         words += ["local"] if options.get("LOCAL") else []
+        words += ["by type"] if options.get("BY_TYPE") else []
         words += ["of outputs"] if self.kernel == "slopes_kernel" and "p_moments" in self.absent else []
         words += ["of the last iteration"] if options.get("ALL") is False and "p_dV" in self.absent else []
         words += ["of stored votes"] if {"p_poses", "p_slopes"} & set(self.absent) and "WEIGHTS" not in options else []
@@ -95,8 +96,8 @@ def variants(target: str) -> Iterator[Variant]:
     """Every kernel with every tile that `choose` returns, in float32 and float64.
 
     Other variants need almost the same on all targets, so each is compiled for one target: float16 inputs with local
-    competition (sm_80), gradients of only the last iteration and gradients of any fit (sm_90), bfloat16 inputs
-    (sm_100).
+    competition (sm_80), gradients of only the last iteration and gradients of any fit (sm_90), bfloat16 inputs and
+    competition over positions (sm_100).
     """
     lanes = TARGETS[target][2]
     chosen, double = (config.choose(16, 9, *SHAPE, 9, 144, is_double, lanes) for is_double in (False, True))
@@ -114,22 +115,26 @@ def variants(target: str) -> Iterator[Variant]:
     if target == "sm_100":
         for variant in _stored_variants(chosen):
             yield variant._replace(storage="bf16")
+        yield from _routing_variants(chosen, BY_TYPE=True)
+        kernels = ("log_sum_kernel", "edge_product_kernel", "assignment_kernel", "e_step_gradient_kernel")
+        yield from (variant for variant in _stored_variants(chosen, BY_TYPE=True) if variant.kernel in kernels)
 
 
-def _routing_variants(chosen: Any, LOCAL: bool = False) -> Iterator[Variant]:
-    """The views that compute votes."""
+def _routing_variants(chosen: Any, **competition: bool) -> Iterator[Variant]:
+    """The views that compute votes. ``competition``: LOCAL or BY_TYPE."""
     absent = {
         "uniform": ("p_statistics", "p_slopes", "p_log_sum", "p_da"),
         "assignment": ("p_slopes", "p_da"),
         "gradient": (),
     }
     for weights, names in absent.items():
-        options = {"WEIGHTS": weights, "LOCAL": LOCAL, "H": 16, "COUNT": 16}
+        options = {"LOCAL": False, "WEIGHTS": weights, "H": 16, "COUNT": 16, **competition}
         names, tile = ("p_votes", "p_weights", *names), chosen.parent if weights == "gradient" else chosen.forward
         yield _variant("mixture.triton.parent_view", "parent_view_kernel", tile, names, **options)
-    yield from _gradient_variants(chosen, LOCAL)
-    yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, ("p_votes",), H=16)
-    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", chosen.child)
+    yield from _gradient_variants(chosen, **competition)
+    by_type = {"BY_TYPE": competition.get("BY_TYPE", False)}
+    yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, ("p_votes",), H=16, **by_type)
+    yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", chosen.child, **by_type)
 
 
 def _any_fit_variants(chosen: Any) -> Iterator[Variant]:
@@ -141,14 +146,14 @@ def _any_fit_variants(chosen: Any) -> Iterator[Variant]:
     yield from _gradient_variants(chosen, ANY_FIT=True)
 
 
-def _gradient_variants(chosen: Any, LOCAL: bool = False, ALL: bool = True, ANY_FIT: bool = False) -> Iterator[Variant]:
+def _gradient_variants(chosen: Any, **given: bool) -> Iterator[Variant]:
     """The gradients of children and weight, at the end of the backward pass."""
-    options = {"LOCAL": LOCAL, "ALL": ALL, "ANY_FIT": ANY_FIT}
+    options = {"LOCAL": False, "ALL": True, **given}
     yield _variant("mixture.triton.child_view", "child_gradient_kernel", chosen.gradient, ("p_dV",), **options)
     yield _variant("mixture.triton.weight_view", "weight_view_kernel", chosen.gradient, ("p_dV",), **options)
 
 
-def _stored_variants(chosen: Any) -> Iterator[Variant]:
+def _stored_variants(chosen: Any, BY_TYPE: bool = False) -> Iterator[Variant]:
     """The views and the edge view of stored votes."""
     absent = {"stored assignment": ("p_statistics",), "stored gradient": ("p_activations",)}
     options: dict[str, Any]
@@ -156,13 +161,16 @@ def _stored_variants(chosen: Any) -> Iterator[Variant]:
         options = {"WEIGHTS": weights, "LOCAL": False, "H": 16, "COUNT": 16}
         names = (*POSES, "p_slopes", "p_log_sum", "p_da", *more)
         yield _variant("mixture.triton.parent_view", "parent_view_kernel", chosen.parent, names, **options)
-    yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, (*POSES, "p_activations"), H=16)
-    yield _variant("mixture.triton.child_view", "edge_product_kernel", chosen.child)
+    options = {"BY_TYPE": BY_TYPE}
+    yield _variant(
+        "mixture.triton.child_view", "log_sum_kernel", chosen.child, (*POSES, "p_activations"), H=16, **options
+    )
+    yield _variant("mixture.triton.child_view", "edge_product_kernel", chosen.child, **options)
     options = {"LOCAL": False, "ALL": False}
     yield _variant("mixture.triton.child_view", "child_gradient_kernel", chosen.stored, ITERATIONS, **options)
     yield _variant("mixture.triton.weight_view", "weight_view_kernel", chosen.stored, ITERATIONS, **options)
     for kernel in ("pose_votes", "coordinate_addition", "assignment", "m_step_gradient", "e_step_gradient"):
-        options = {"DTYPE": None, "H": 16, "LOCAL": False}
+        options = {"DTYPE": None, "H": 16, "LOCAL": False, "BY_TYPE": BY_TYPE}
         yield _variant("mixture.triton.edge_view", f"{kernel}_kernel", chosen.stored, **options)
 
 
@@ -327,7 +335,7 @@ def compile_only(targets: list[str]) -> None:
 
 
 def _variant(module: str, kernel: str, tile: Any, absent: tuple[str, ...] = (), **options: Any) -> Variant:
-    options = {"ANY_FIT": False, **options, "BN": tile.BN, "BB": tile.BB}
+    options = {"ANY_FIT": False, "BY_TYPE": False, **options, "BN": tile.BN, "BB": tile.BB}
     return Variant(module, kernel, options, absent, tile.num_warps)
 
 

@@ -14,6 +14,7 @@ from tritoncaps.kernels.mixture.triton.em_routing import (
     TritonPasses,
     edges_of,
     empty_history,
+    log_sum_shape,
     pack,
     saved_shapes,
     slopes_shape,
@@ -46,8 +47,7 @@ class TritonMixture:
         return poses, source.activations.new_empty(N, L, B).movedim(2, 1)
 
     def empty_log_sum(self, source: VoteSource) -> Tensor:
-        N, B, _ = source.activations.shape
-        return _empty(source, N, source.groups, B)
+        return _empty(source, *log_sum_shape(source))
 
     def empty_da(self, source: VoteSource) -> Tensor:
         return self.empty_log_sum(source)

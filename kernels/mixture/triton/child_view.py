@@ -2,7 +2,8 @@
 
 `child_gradient_kernel`: a program owns BN images and BB child types at one child location, and sums over all parents.
 The other kernels: a program owns BN images and BB child types of one group, and sums over the parents that compete in
-this group. A program reads its pairs (parent location, slot) from two lists: p_pair_parent and p_pair_slot.
+this group. If only positions compete (BY_TYPE), it owns one block of parent types, and sums over the positions of each
+type. A program reads its pairs (parent location, slot) from two lists: p_pair_parent and p_pair_slot.
 """
 
 import triton
@@ -26,6 +27,7 @@ from tritoncaps.kernels.mixture.triton.votes import (
     load_slopes,
     load_weight,
     log_likelihood,
+    of_group,
     parent_types,
     subtract_entries,
     uniform_share,
@@ -56,6 +58,17 @@ def load_group(p_group_child, p_group_start, i_g):
     i_begin = tl.load(p_group_start + i_g)
     i_end = tl.where(i_l >= 0, tl.load(p_group_start + i_g + 1), i_begin)
     return tl.maximum(i_l, 0), i_begin, i_end
+
+
+@triton.jit
+def types_of_owner(i_owner, C, BY_TYPE: tl.constexpr):
+    """The group of an owner, and its blocks of parent types: the first, and the one after the last."""
+    n_blocks = tl.cdiv(C, TYPES)
+    i_g, i_first, i_last = i_owner, n_blocks * 0, n_blocks
+    if BY_TYPE:
+        i_g, i_first = i_owner // n_blocks, i_owner % n_blocks
+        i_last = i_first + 1
+    return i_g, i_first, i_last
 
 
 @triton.jit
@@ -99,6 +112,7 @@ def log_sum_kernel(
     C,
     G,
     H: tl.constexpr,
+    BY_TYPE: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
@@ -110,12 +124,14 @@ def log_sum_kernel(
     p_offset [S, 4], then H = 16; or it loads them from p_votes [N, P, S, B, H, C].
 
     p_activations [N, L, B]; p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs];
-    p_statistics [N, P, blocks, 4 + 2 H, 16], rows as in `rows.py`; p_out [N, G, B].
+    p_statistics [N, P, blocks, 4 + 2 H, 16], rows as in `rows.py`; p_out [N, G, B], or with BY_TYPE
+    [N, G, B, blocks, 16].
 
-    Program (image block, child type block, group) owns p_out[images, group, child types].
+    Program (image block, child type block, group) owns p_out[images, group, child types], with BY_TYPE one block of it.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
+    o_n, o_b, i_owner, m_child = child_tile(N, B, BN, BB)
+    i_g, i_first, i_last = types_of_owner(i_owner, C, BY_TYPE)
     i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     if p_votes is None:
         _, b_pose = load_child(p_poses, p_activations, (o_n * L + i_l) * B + o_b, None, DTYPE)
@@ -128,7 +144,7 @@ def log_sum_kernel(
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
-        for i_c in range(n_blocks):
+        for i_c in range(i_first, i_last):
             p_parent = p_statistics + (o_parent * n_blocks + i_c) * (MEAN + 2 * H) * TYPES + parent_types()
             b_l = tl.load(p_parent + CONSTANT * TYPES).to(DTYPE)
             for i_h in tl.static_range(0, H, ENTRIES):
@@ -147,11 +163,15 @@ def log_sum_kernel(
             b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
             b_sum = b_sum * tl.exp(b_max - b_shift) + tl.exp(b_l - b_shift)
             b_max = b_new_max
-    b_top = tl.max(b_max, axis=2, keep_dims=True)
+    b_top = b_max
+    if not BY_TYPE:
+        b_top = tl.max(b_max, axis=2, keep_dims=True)
     b_top = tl.where(b_top == float("-inf"), 0.0, b_top)
-    b_sum = tl.sum(b_sum * tl.exp(b_max - b_top), axis=2, keep_dims=True)
+    b_sum *= tl.exp(b_max - b_top)
+    if not BY_TYPE:
+        b_sum = tl.sum(b_sum, axis=2, keep_dims=True)
     b_log_sum = b_top + tl.log(tl.where(b_sum == 0, 1.0, b_sum))
-    tl.store(p_out + (o_n * G + i_g) * B + o_b, b_log_sum, mask=m_child)
+    tl.store(p_out + of_group((o_n * G + i_g) * B + o_b, i_first, C, BY_TYPE), b_log_sum, mask=m_child)
 
 
 @triton.jit(
@@ -180,6 +200,7 @@ def assignment_gradient_kernel(
     C,
     G,
     ANY_FIT: tl.constexpr,
+    BY_TYPE: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
@@ -190,14 +211,16 @@ def assignment_gradient_kernel(
 
     p_poses [N, L, B, 16], p_weight [K, B, blocks, 16, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
     p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [N, P, blocks, 36, 16]
-    and p_slopes [N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sum and p_out [N, G, B].
+    and p_slopes [N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sum and p_out [N, G, B], or with BY_TYPE
+    [N, G, B, blocks, 16].
 
-    Program (image block, child type block, group) owns p_out[images, group, child types].
+    Program (image block, child type block, group) owns p_out[images, group, child types], with BY_TYPE one block of it.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
+    o_n, o_b, i_owner, m_child = child_tile(N, B, BN, BB)
+    i_g, i_first, i_last = types_of_owner(i_owner, C, BY_TYPE)
     i_l, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
-    o_group = (o_n * G + i_g) * B + o_b
+    o_group = of_group((o_n * G + i_g) * B + o_b, i_first, C, BY_TYPE)
     _, b_pose = load_child(p_poses, p_activations, (o_n * L + i_l) * B + o_b, None, DTYPE)
     b_log_sum = tl.load(p_log_sum + o_group)
 
@@ -208,7 +231,7 @@ def assignment_gradient_kernel(
         b_offset = load_offset(p_offset, i_s, DTYPE)
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         o_weight = tl.load(p_weight_of + i_s).to(tl.int64) * B + o_b
-        for i_c in range(n_blocks):
+        for i_c in range(i_first, i_last):
             b_weight = load_weight(p_weight, o_weight * n_blocks + i_c, None, DTYPE)
             b_votes = edge_votes(b_pose, b_weight, b_offset, None, C, None, ENTRIES, DTYPE)
             o_block = o_parent * n_blocks + i_c
@@ -223,7 +246,9 @@ def assignment_gradient_kernel(
             b_G, b_linear, b_quadratic, b_origin = load_slopes(p_parent_slopes, m_slopes, DTYPE)
             b_e = about_centre(b_votes, b_d, b_origin, ANY_FIT)
             b_da += b_R * weight_slope(b_e, b_G, b_linear, b_quadratic)
-    tl.store(p_out + o_group, tl.sum(b_da, axis=2, keep_dims=True), mask=m_child)
+    if not BY_TYPE:
+        b_da = tl.sum(b_da, axis=2, keep_dims=True)
+    tl.store(p_out + o_group, b_da, mask=m_child)
 
 
 @triton.jit(
@@ -245,29 +270,33 @@ def edge_product_kernel(
     B,
     C,
     G,
+    BY_TYPE: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
     """out_i = sum_j left_ij right_ij over the parents j that compete for child i; left and right are stored arrays.
 
     p_left, p_right [N, P, S, B, C]; p_group_child [G], p_group_start [G + 1], p_pair_parent and p_pair_slot
-    [pairs]; p_out [N, G, B].
+    [pairs]; p_out [N, G, B], or with BY_TYPE [N, G, B, blocks, 16].
 
-    Program (image block, child type block, group) owns p_out[images, group, child types].
+    Program (image block, child type block, group) owns p_out[images, group, child types], with BY_TYPE one block of it.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
-    o_n, o_b, i_g, m_child = child_tile(N, B, BN, BB)
+    o_n, o_b, i_owner, m_child = child_tile(N, B, BN, BB)
+    i_g, i_first, i_last = types_of_owner(i_owner, C, BY_TYPE)
     _, i_begin, i_end = load_group(p_group_child, p_group_start, i_g)
     b_sum = tl.zeros((BN, BB, TYPES), DTYPE)
     for i_pair in range(i_begin, i_end):
         o_parent = o_n * P + tl.load(p_pair_parent + i_pair)
         o_edge = ((o_parent * S + tl.load(p_pair_slot + i_pair)) * B + o_b) * C
-        for i_c in range(0, C, TYPES):
-            o_c = i_c + parent_types()
+        for i_c in range(i_first, i_last):
+            o_c = i_c * TYPES + parent_types()
             b_left = tl.load(p_left + o_edge + o_c, mask=o_c < C, other=0.0).to(DTYPE)
             b_right = tl.load(p_right + o_edge + o_c, mask=o_c < C, other=0.0).to(DTYPE)
             b_sum = tl.fma(b_left, b_right, b_sum)
-    tl.store(p_out + (o_n * G + i_g) * B + o_b, tl.sum(b_sum, axis=2, keep_dims=True), mask=m_child)
+    if not BY_TYPE:
+        b_sum = tl.sum(b_sum, axis=2, keep_dims=True)
+    tl.store(p_out + of_group((o_n * G + i_g) * B + o_b, i_first, C, BY_TYPE), b_sum, mask=m_child)
 
 
 @triton.jit(
@@ -302,6 +331,7 @@ def child_gradient_kernel(
     ALL: tl.constexpr,
     ANY_FIT: tl.constexpr,
     LOCAL: tl.constexpr,
+    BY_TYPE: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
@@ -312,7 +342,7 @@ def child_gradient_kernel(
 
     p_poses [N, L, B, 16], p_weight [K, B, blocks, 16, 16], p_activations [N, L, B], p_weight_of [S], p_offset [S, 4];
     p_parents_start [L + 1], p_pair_parent and p_pair_slot [pairs]; p_statistics [T - 1, N, P, blocks, 36, 16] and
-    p_slopes [T, N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sums and p_da [T - 1, N, G, B];
+    p_slopes [T, N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sums and p_da [T - 1, N, G, B], see `of_group`;
     p_grad_poses [N, L, 16, B], p_grad_activations [N, L, B].
 
     Program (image block, child type block, child location) owns the gradients of its children in both outputs.
@@ -323,7 +353,7 @@ def child_gradient_kernel(
     n_blocks = tl.cdiv(C, TYPES)
     sizes = (N.to(tl.int64) * P * n_blocks, n_blocks, N.to(tl.int64) * G * B, T)
     if p_dV is None:
-        b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
+        b_share = uniform_share(p_parents_start, i_l, C, LOCAL, BY_TYPE, DTYPE)
         if tl.float64 != DTYPE:
             b_a, b_pose = load_child(p_poses, p_activations, o_child, None, DTYPE)
 
@@ -346,10 +376,11 @@ def child_gradient_kernel(
                     b_a,
                     b_share,
                     (p_statistics, p_slopes, p_log_sums, p_da),
-                    (o_parent, i_c, o_group),
+                    (o_parent, i_c, of_group(o_group, i_c, C, BY_TYPE)),
                     sizes,
                     ALL,
                     ANY_FIT,
+                    BY_TYPE,
                 )
                 b_da += b_RG
                 if tl.float64 != DTYPE:  # load it again: with a mask, the compiler does not keep it in registers

@@ -19,6 +19,7 @@ from tritoncaps.kernels.mixture.triton.votes import (
     load_poses,
     load_weight,
     log_likelihood,
+    of_group,
     parent_types,
     subtract_entries,
     weight_slope,
@@ -132,6 +133,7 @@ def assignment_kernel(
     C,
     G,
     LOCAL: tl.constexpr,
+    BY_TYPE: tl.constexpr,
     H: tl.constexpr,
     DTYPE: tl.constexpr,
     BN: tl.constexpr,
@@ -139,8 +141,8 @@ def assignment_kernel(
 ):
     """R_ij = exp(l_ij - log_sum_i).
 
-    p_votes [N, P, S, B, H, C], p_children [P, S]; p_statistics as in `rows.py`; p_log_sum [N, G, B]; p_out
-    [N, P, S, B, C].
+    p_votes [N, P, S, B, H, C], p_children [P, S]; p_statistics as in `rows.py`; p_log_sum [N, G, B], see
+    `of_group`; p_out [N, P, S, B, C].
 
     Program (image block, child type block, pair) owns the assignments of its pair.
     """
@@ -148,7 +150,6 @@ def assignment_kernel(
     o_edge = (o_n * P * S + i_pair) * B + o_b
     o_parent = o_n * P + i_pair // S
     o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
-    b_log_sum = tl.load(p_log_sum + o_group, mask=m_child, other=0.0)
     n_blocks = tl.cdiv(C, TYPES)
     for i_c in range(n_blocks):
         o_c = i_c * TYPES + parent_types()
@@ -162,6 +163,7 @@ def assignment_kernel(
             b_votes = load_entries(p_edge_votes, C, m_child & m_c, H - i_h, DTYPE)
             b_d = subtract_entries(b_votes, b_mean)
             b_l = log_likelihood(b_d, b_precision, b_l)
+        b_log_sum = tl.load(p_log_sum + of_group(o_group, i_c, C, BY_TYPE), mask=m_child, other=0.0)
         b_R = tl.where(m_child, assignment(b_l, b_log_sum), 0.0)
         tl.store(p_out + o_edge * C + o_c, b_R, mask=m_out & m_c)
 
@@ -251,6 +253,7 @@ def e_step_gradient_kernel(
     C,
     G,
     LOCAL: tl.constexpr,
+    BY_TYPE: tl.constexpr,
     H: tl.constexpr,
     DTYPE: tl.constexpr,
     BN: tl.constexpr,
@@ -259,7 +262,8 @@ def e_step_gradient_kernel(
     """dl_ij = R_ij (dR_ij - sum_j' R_ij' dR_ij'),  dV_ij = -2 dl_ij precision d,  with d = V - mean.
 
     p_votes [N, P, S, B, H, C]; p_assignments and p_grad_assignments [N, P, S, B, C], p_children [P, S]; p_statistics
-    as in `rows.py`; p_dot [N, G, B], the sums over j'; p_dl as the assignments, p_grad_votes as the votes.
+    as in `rows.py`; p_dot [N, G, B], the sums over j', see `of_group`; p_dl as the assignments, p_grad_votes as the
+    votes.
 
     Program (image block, child type block, pair) owns the gradients of its pair.
     """
@@ -267,7 +271,6 @@ def e_step_gradient_kernel(
     o_edge = (o_n * P * S + i_pair) * B + o_b
     o_parent = o_n * P + i_pair // S
     o_group = (o_n * G + (i_pair if LOCAL else i_l)) * B + o_b
-    b_dot = tl.load(p_dot + o_group, mask=m_child, other=0.0)
     n_blocks = tl.cdiv(C, TYPES)
     for i_c in range(n_blocks):
         o_c = i_c * TYPES + parent_types()
@@ -275,6 +278,7 @@ def e_step_gradient_kernel(
         m_edge = m_child & m_c
         b_R = tl.load(p_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
         b_dR = tl.load(p_grad_assignments + o_edge * C + o_c, mask=m_edge, other=0.0).to(DTYPE)
+        b_dot = tl.load(p_dot + of_group(o_group, i_c, C, BY_TYPE), mask=m_child, other=0.0)
         b_dl = b_R * (b_dR - b_dot)
         tl.store(p_dl + o_edge * C + o_c, b_dl, mask=m_out & m_c)
         p_parent = p_statistics + (o_parent * n_blocks + i_c) * (MEAN + 2 * H) * TYPES + parent_types()

@@ -13,7 +13,14 @@ from tritoncaps.kernels.mixture.backend import VoteSource
 from tritoncaps.kernels.mixture.iteration import Fit, History
 from tritoncaps.kernels.mixture.triton import parents
 from tritoncaps.kernels.mixture.triton.launch import Edges, arithmetic, make_edges
-from tritoncaps.kernels.mixture.triton.rows import TYPES, pack_weight, slopes_rows, statistics_rows, type_blocks
+from tritoncaps.kernels.mixture.triton.rows import (
+    TYPES,
+    groups_shape,
+    pack_weight,
+    slopes_rows,
+    statistics_rows,
+    type_blocks,
+)
 from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_assignment_gradient,
@@ -109,9 +116,13 @@ def edges_of(source: VoteSource, packed: Sequence[Tensor]) -> Edges:
 
 def saved_shapes(source: VoteSource, iterations: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of statistics [T, ...] and log_sums [T - 1, ...]."""
-    N, B, _ = source.activations.shape
     statistics = iterations, *statistics_shape(*source.parents)
-    return statistics, (max(iterations - 1, 0), N, source.groups, B)
+    return statistics, (max(iterations - 1, 0), *log_sum_shape(source))
+
+
+def log_sum_shape(source: VoteSource) -> tuple[int, ...]:
+    N, B, _ = source.activations.shape
+    return groups_shape(N, source.groups, B, source.weight.shape[2], source.competition == "positions")
 
 
 def empty_history(source: VoteSource, statistics: Tensor, log_sums: Tensor) -> History:

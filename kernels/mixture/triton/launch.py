@@ -15,6 +15,7 @@ from tritoncaps.kernels.common.triton.compiling import uncoalesced
 from tritoncaps.kernels.common.triton.launching import OPTIONS, lanes
 from tritoncaps.kernels.common.triton.pairs import Groups, groups_of, pairs_of
 from tritoncaps.kernels.mixture.triton import config
+from tritoncaps.kernels.mixture.triton.rows import groups_shape
 
 
 class Edges(NamedTuple):
@@ -29,6 +30,7 @@ class Edges(NamedTuple):
     pairs: Orders
     groups: Groups
     local: bool
+    by_type: bool  # only positions compete
     dtype: torch.dtype  # of the arithmetic, of intermediate results and of outputs
     config: config.Config
     sizes: dict[str, int]  # N, L, P, S, B, C and G
@@ -36,6 +38,11 @@ class Edges(NamedTuple):
 
     def empty(self, *shape: int) -> Tensor:
         return self.tables.children.new_empty(shape, dtype=self.dtype)
+
+    def empty_groups(self) -> Tensor:
+        """[N, G, B], or [N, G, B, blocks, 16] if only positions compete."""
+        N, G, B, C = (self.sizes[name] for name in "NGBC")
+        return self.empty(*groups_shape(N, G, B, C, self.by_type))
 
 
 def make_edges(
@@ -52,7 +59,8 @@ def make_edges(
     N, B, C = sizes
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
-    pairs, groups, local = pairs_of(tables), groups_of(tables, competition), competition == "local"
+    pairs, groups = pairs_of(tables), groups_of(tables, competition)
+    local, by_type = competition == "local", competition == "positions"
     offset = None if weight is None else offset_of(tables, dtype)
     half = poses is not None and poses.element_size() == 2
     chosen = config.choose(P, S, B, C, K, pairs.slot.shape[0], dtype == torch.float64, lanes(), half)
@@ -61,10 +69,10 @@ def make_edges(
     arguments = {
         **{"p_poses": poses, "p_weight": weight, "p_votes": votes, "p_offset": offset, "p_activations": activations},
         **{"p_children": tables.children, "p_weight_of": tables.weight_of, "p_parents_start": tables.parents_start},
-        **{"LOCAL": local, **all_sizes},
+        **{"LOCAL": local, "BY_TYPE": by_type, **all_sizes},
     }
     arrays = poses, weight, votes, activations, offset
-    return Edges(*arrays, tables, pairs, groups, local, dtype, chosen, all_sizes, arguments)
+    return Edges(*arrays, tables, pairs, groups, local, by_type, dtype, chosen, all_sizes, arguments)
 
 
 def arithmetic(*tensors: Tensor) -> torch.dtype:

@@ -23,6 +23,7 @@ from tritoncaps.kernels.mixture.triton.votes import (
     load_slopes,
     load_weight,
     log_likelihood,
+    of_group,
     parent_types,
     subtract_entries,
     uniform_share,
@@ -63,6 +64,7 @@ def parent_view_kernel(
     steps,
     WEIGHTS: tl.constexpr,
     LOCAL: tl.constexpr,
+    BY_TYPE: tl.constexpr,
     COUNT: tl.constexpr,
     ANY_FIT: tl.constexpr,
     BN: tl.constexpr,
@@ -83,7 +85,8 @@ def parent_view_kernel(
     [N, P, S, B, H, C], the entries i_h, ..., i_h + COUNT - 1.
 
     p_activations [N, L, B], p_children [P, S], p_weight_of [S], p_offset [S, 4], p_parents_start [L + 1]; p_log_sum and
-    p_da [N, G, B]; p_weights [N, P, S, B, C]; p_weight, p_statistics, p_slopes and p_out (moments) as in `rows.py`.
+    p_da [N, G, B], see `of_group`; p_weights [N, P, S, B, C]; p_weight, p_statistics, p_slopes and p_out (moments) as
+    in `rows.py`.
 
     Program (image block, type block, p, split), images fastest: split k takes `steps` of the S * ceil(B / BB)
     pairs of a slot and a block of child types, and owns p_out[k, images, p, type block].
@@ -134,7 +137,7 @@ def parent_view_kernel(
         if p_weight is not None:
             o_weight = tl.load(p_weight_of + i_s).to(tl.int64) * B
         if WEIGHTS == "uniform":
-            b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
+            b_share = uniform_share(p_parents_start, i_l, C, LOCAL, BY_TYPE, DTYPE)
         for i_b in range(i_first * BB, i_last * BB, BB):
             o_b, m_b = child_types_from(i_b, B, BB)
             m_loud = m_b
@@ -161,13 +164,13 @@ def parent_view_kernel(
                 if WEIGHTS == "stored assignment":
                     b_w *= b_a
             else:
-                b_log_sum = tl.load(p_log_sum + o_group + o_b).to(DTYPE)
+                b_log_sum = tl.load(p_log_sum + of_group(o_group + o_b, i_c, C, BY_TYPE)).to(DTYPE)
                 b_R = assignment(log_likelihood(b_d, b_precision, b_constant), b_log_sum)
                 b_w = b_R * b_a
             if WEIGHTS == "gradient":
                 if RELOADED:  # a mask that depends on R: the compiler cannot move the loads to an earlier place
                     b_G0, b_linear, b_quadratic, b_origin = load_slopes(p_parent_slopes, m_b & (b_R >= 0), DTYPE)
-                b_da = tl.load(p_da + o_group + o_b).to(DTYPE)
+                b_da = tl.load(p_da + of_group(o_group + o_b, i_c, C, BY_TYPE)).to(DTYPE)
                 b_e = about_centre(b_votes, b_d, b_origin, ANY_FIT)
                 b_w *= weight_slope(b_e, b_G0, b_linear, b_quadratic) - b_da
             if ABOUT_MEAN:

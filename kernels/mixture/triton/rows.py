@@ -54,6 +54,12 @@ def type_blocks(types: int) -> int:
     return -(-types // TYPES.value)
 
 
+def groups_shape(images: int, groups: int, child_types: int, types: int, by_type: bool) -> tuple[int, ...]:
+    """The shape of numbers of groups: one for each child type, or, if only positions compete, one for each parent type
+    of each child type."""
+    return images, groups, child_types, *([type_blocks(types), TYPES.value] if by_type else [])
+
+
 def pack(x: Tensor, fill: float = 0.0) -> Tensor:
     """[..., rows, C] -> [..., blocks, rows, 16]."""
     missing = -x.shape[-1] % TYPES.value

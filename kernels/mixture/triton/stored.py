@@ -160,7 +160,7 @@ def e_step_forward(
     edges = _edges(votes, None, tables, competition)
     statistics = _statistics(mean, variance, logit)
     assignments = votes.new_empty(votes.shape[:5])
-    log_sum = edges.empty(*(edges.sizes[name] for name in "NGB"))
+    log_sum = edges.empty_groups()
     child_log_sum(edges, statistics, log_sum)
     _each_edge(
         edges,
@@ -187,7 +187,7 @@ def e_step_backward(
     edges = _edges(votes, None, tables, competition)
     assignments, grad_assignments = assignments.contiguous(), grad_assignments.contiguous()
     statistics = _statistics(mean, variance, logit)
-    dot = edges.empty(*(edges.sizes[name] for name in "NGB"))
+    dot = edges.empty_groups()
     child_sum(edges, child_view.edge_product_kernel, dot, p_left=assignments, p_right=grad_assignments)
     grad_votes, dl = _like_votes(edges), edges.empty(*assignments.shape)
     _each_edge(

@@ -51,11 +51,13 @@ def sum_moments(
 
 
 def child_sum(edges: Edges, kernel: object, out: Tensor, **given: Any) -> None:
-    """Launch a kernel of the child view that writes one number for each group and child type: out [N, G, B]."""
+    """Launch a kernel of the child view that writes one number for each group and child type: out [N, G, B], or
+    [N, G, B, blocks, 16] if only positions compete."""
     sizes, tile = edges.sizes, edges.config.child
     child, start, parent, slot = edges.groups
     groups = {"p_group_child": child, "p_group_start": start, "p_pair_parent": parent, "p_pair_slot": slot}
     programs = blocks(sizes["N"], tile.BN) * blocks(sizes["B"], tile.BB) * sizes["G"]
+    programs *= type_blocks(sizes["C"]) if edges.by_type else 1
     launch(kernel, programs, tile, edges, **groups, **given, p_out=out)
 
 

@@ -181,16 +181,29 @@ def about_centre(b_votes, b_d, b_origin, ANY_FIT: tl.constexpr):
 
 
 @triton.jit
-def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, DTYPE: tl.constexpr):
+def of_group(o_group, i_c, C, BY_TYPE: tl.constexpr):
+    """Offset of the number of a group and child type, o_group = (n G + g) B + b. If only positions compete (BY_TYPE), a
+    group has a number for each parent type: the offsets of those of block i_c."""
+    o_number = o_group
+    if BY_TYPE:
+        o_number = (o_group * tl.cdiv(C, TYPES) + i_c) * TYPES + parent_types()
+    return o_number
+
+
+@triton.jit
+def uniform_share(p_parents_start, i_l, C, LOCAL: tl.constexpr, BY_TYPE: tl.constexpr, DTYPE: tl.constexpr):
     """R of the first iteration, [1, 1, 1]: one over the number of parents that compete for a child at i_l."""
     n_rivals = C
     if not LOCAL:
-        n_rivals *= tl.maximum(tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l), 1)
+        n_positions = tl.maximum(tl.load(p_parents_start + i_l + 1) - tl.load(p_parents_start + i_l), 1)
+        n_rivals = n_positions if BY_TYPE else n_rivals * n_positions
     return tl.full((1, 1, 1), 1.0, DTYPE) / n_rivals.to(DTYPE)
 
 
 @triton.jit
-def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexpr, ANY_FIT: tl.constexpr):
+def vote_gradient(
+    b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexpr, ANY_FIT: tl.constexpr, BY_TYPE: tl.constexpr
+):
     """dL/dV (sixteen tiles) and R G: sums over all T iterations, or only the last iteration if not ALL.
 
     dV = r (linear + 2 quadratic e) - 2 dl precision d,  dl = r (G - da),  d = V - previous mean,  e = V - centre.
@@ -199,13 +212,15 @@ def vote_gradient(b_votes, b_a, b_share, pointers, tile, sizes, ALL: tl.constexp
     centre of EM is its mean, so e = d + shift is d of the next iteration.
 
     pointers  p_statistics [T - 1, ...] and p_slopes [T, ...], rows as in `rows.py`; p_log_sums and p_da
-              [T - 1, N, G, B]; if not ALL, only those of the last iteration
-    tile      parents n P + p, block of types, and children (n G + g) B + b
+              [T - 1, N, G, B] (see `of_group`); if not ALL, only those of the last iteration
+    tile      parents n P + p, block of types, and children (n G + g) B + b, as in `of_group`
     sizes     N P blocks, blocks, N G B and T
     """
     p_statistics, p_slopes, p_log_sums, p_da = pointers
     o_parent, i_c, o_child = tile
     n_parents, n_blocks, n_children, T = sizes
+    if BY_TYPE:
+        n_children *= n_blocks * TYPES
     DTYPE: tl.constexpr = b_votes[0].dtype
     mask = None
     if tl.float64 == DTYPE:  # without a mask, the compiler would keep terms in registers, which are too few

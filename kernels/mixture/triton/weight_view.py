@@ -19,6 +19,7 @@ from tritoncaps.kernels.mixture.triton.votes import (
     load_offset,
     load_poses,
     load_weight,
+    of_group,
     parent_types,
     uniform_share,
     vote_gradient,
@@ -61,6 +62,7 @@ def weight_view_kernel(
     ALL: tl.constexpr,
     ANY_FIT: tl.constexpr,
     LOCAL: tl.constexpr,
+    BY_TYPE: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
@@ -72,7 +74,7 @@ def weight_view_kernel(
     p_poses [N, L, B, 16], p_weight [K, B, blocks, 16, 16], p_activations [N, L, B], p_offset [S, 4], p_parents_start
     [L + 1]; p_weight_start [K + 1], p_pair_child, p_pair_parent and p_pair_slot [pairs]; p_statistics
     [T - 1, N, P, blocks, 36, 16] and p_slopes [T, N, P, blocks, 51, 16], rows as in `rows.py`; p_log_sums and p_da
-    [T - 1, N, G, B]; p_out [splits, K, B, blocks, 16, 16].
+    [T - 1, N, G, B], see `of_group`; p_out [splits, K, B, blocks, 16, 16].
 
     Program (child type block, parent type block, weight block k, split) owns p_out[split, k, child types, type block].
     It sums over every pair_splits-th pair of weight block k and every image_splits-th block of BN images.
@@ -101,12 +103,13 @@ def weight_view_kernel(
         i_s = tl.load(p_pair_slot + i_pair)
         b_offset = load_offset(p_offset, i_s, DTYPE)
         if p_dV is None:
-            b_share = uniform_share(p_parents_start, i_l, C, LOCAL, DTYPE)
+            b_share = uniform_share(p_parents_start, i_l, C, LOCAL, BY_TYPE, DTYPE)
         for i_n in range(i_first, N, image_splits * BN):
             o_n, m_n = images_from(i_n, N, BN)
             o_child = (o_n * L + i_l) * B + o_b
             o_parent = o_n * P + i_p
             if p_dV is None:
+                o_group = (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b
                 b_a = tl.load(p_activations + o_child, mask=m_n, other=0.0).to(DTYPE)
                 m_loud = b_a != 0  # the pose of a child with activation zero may be inf or nan
                 b_pose = load_poses(p_poses, o_child, m_loud, DTYPE)
@@ -117,10 +120,11 @@ def weight_view_kernel(
                     b_a,
                     b_share,
                     (p_statistics, p_slopes, p_log_sums, p_da),
-                    (o_parent, i_c, (o_n * G + (i_p * S + i_s if LOCAL else i_l)) * B + o_b),
+                    (o_parent, i_c, of_group(o_group, i_c, C, BY_TYPE)),
                     sizes,
                     ALL,
                     ANY_FIT,
+                    BY_TYPE,
                 )
                 if tl.float64 == DTYPE:  # load it again: with another mask, the compiler does not keep it in registers
                     b_pose = load_poses(p_poses, o_child, m_loud & (i_p >= 0), DTYPE)
