@@ -83,12 +83,11 @@ def with_stored_votes(fit, poses, activations, weight, parameters, iterations, c
         if competition == "local":
             R = likelihood.softmax(4).nan_to_num(0)
         else:
-            top = likelihood.detach().amax((1, 2, 4) if competition == "global" else (1, 2), keepdim=True)
-            each = (likelihood - top).exp()
-            sums = einsum(joined, each, "p s l, n p s b c -> n l b c")[:, child]  # [N, P, S, B, C]
-            if competition == "global":
-                sums = sums.sum(-1, keepdim=True)
-            R = each / sums.where(present[..., None, None] > 0, 1)
+            absent = (joined == 0)[None, :, :, None, None]  # [1, P, S, 1, 1, L]
+            of_children = likelihood[..., None].masked_fill(absent, -math.inf)  # [N, P, S, B, C, L]
+            rival_axes = (1, 2, 4) if competition == "global" else (1, 2)
+            log_sum = of_children.logsumexp(rival_axes, keepdim=True)[:, 0, 0].movedim(-1, 1)[:, child]
+            R = (likelihood - log_sum).exp()
     return components[0], logit, found
 
 

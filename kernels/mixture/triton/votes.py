@@ -243,7 +243,6 @@ def vote_gradient(
         p_now = p_slopes + t * n_parents * SLOPES
         o_before = t * n_children + o_child
         b_constant = load(p_before + CONSTANT * TYPES, mask).to(DTYPE)
-        b_log_sum = tl.load(p_log_sums + o_before).to(DTYPE)
         b_G = load(p_now + OFFSET * TYPES, mask).to(DTYPE)
         b_distance = tl.zeros_like(b_RG)
         b_left = ()
@@ -256,12 +255,15 @@ def vote_gradient(
             b_left = b_left + (b_slope,)
             b_right = b_right + (b_pd,)
             b_next = b_next + (b_e,)
-        b_R = assignment(b_constant - b_distance, b_log_sum)
+        b_l = b_constant - b_distance
+        # registers are few: with a mask that depends on the result so far, the compiler cannot load earlier
+        b_log_sum = load(p_log_sums + o_before, b_l >= float("-inf") if BY_TYPE else None).to(DTYPE)
+        b_R = assignment(b_l, b_log_sum)
         b_RG += b_R * b_G
         b_r = b_R * b_a
         b_scale = tl.zeros_like(b_r)
         if ALL:
-            b_scale = 2 * b_r * (tl.load(p_da + o_before).to(DTYPE) - b_G)
+            b_scale = 2 * b_r * (load(p_da + o_before, b_R >= 0 if BY_TYPE else None).to(DTYPE) - b_G)
         b_sum = ()
         if tl.float64 == DTYPE:  # load the terms again: the mask depends on R, so the compiler cannot load them earlier
             b_next = ()
