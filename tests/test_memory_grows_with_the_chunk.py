@@ -13,6 +13,7 @@ CONV = RoutingMap.conv((14, 14), 3, stride=2)
 LAYER = Problem(CONV, in_caps=8, out_caps=16)
 LAYERS = {
     "em": LAYER,
+    "positions": LAYER.but(routing=EMRouting(3, competition="positions")),
     "vb": LAYER.but(routing=VBRouting()),
     "tempered": LAYER.but(routing=TemperedEMRouting(2, competition="local")),
     "dynamic": VectorProblem(CONV, in_caps=8, out_caps=16, in_dim=8, out_dim=16),
@@ -20,6 +21,7 @@ LAYERS = {
 SMALL = RoutingMap.full((2,))
 TINY = {
     "em": Problem(SMALL, EMRouting(2), images=2, in_caps=2, out_caps=2),
+    "positions": Problem(SMALL, EMRouting(2, competition="positions"), images=2, in_caps=2, out_caps=2),
     "vb": Problem(SMALL, VBRouting(2), images=2, in_caps=2, out_caps=2),
     "dynamic": VectorProblem(SMALL, DynamicRouting(2), images=2, in_caps=2, out_caps=2),
 }

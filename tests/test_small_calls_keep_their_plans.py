@@ -38,13 +38,14 @@ def test_a_plan_is_made_once_and_gets_new_inputs(plans):
         SMALL.but(routing=EMRouting(2, final_lambda=2.0)),
         SMALL.but(routing=EMRouting(2, variance_floor=0.5)),
         SMALL.but(routing=EMRouting(2, competition="local")),
+        SMALL.but(routing=EMRouting(2, competition="positions")),
         SMALL.but(routing=EMRouting(2, gradient="last")),
         SMALL.but(routing=EMRouting(2, mean_data=False)),
         SMALL.but(images=1),
         SMALL.but(out_caps=4),
         SMALL.but(routing_map=RoutingMap.conv((3, 3), 2, dilation=2)),
     ],
-    ids=["iterations", "lambda", "floor", "competition", "gradient", "mean_data", "images", "types", "map"],
+    ids=["iterations", "lambda", "floor", "local", "positions", "gradient", "mean_data", "images", "types", "map"],
 )
 def test_a_call_that_differs_has_another_plan(other):
     compare(SMALL)

@@ -66,9 +66,10 @@ def test_a_plan_is_made_once_and_gets_new_inputs(made):
         SMALL.but(routing=EMRouting(3)),
         SMALL.but(routing=EMRouting(2, final_lambda=2.0)),
         SMALL.but(routing=EMRouting(2, competition="local")),
+        SMALL.but(routing=EMRouting(2, competition="positions")),
         SMALL.but(images=2),
     ],
-    ids=["iterations", "lambda", "competition", "images"],
+    ids=["iterations", "lambda", "local", "positions", "images"],
 )
 def test_a_call_that_differs_has_another_plan(made, other):
     compare(SMALL)

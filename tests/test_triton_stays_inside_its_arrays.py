@@ -117,10 +117,13 @@ SIZES = [
 ]
 
 
+COMPETITIONS = ("global", "local", "positions")
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_em_routing(guard, sizes):
     images, in_caps, out_caps, parents, slots, children = sizes
-    options = EMRouting(iterations=2, competition="local" if images % 2 else "global")
+    options = EMRouting(iterations=2, competition=COMPETITIONS[images % 3])
     problem = Problem(ragged_map(parents, slots, children), options, images, in_caps, out_caps)
     result = gradients(problem, partial(functional.em_routing, backend="triton"))
     for name, expected in gradients(problem, reference.em_routing).items():
@@ -145,7 +148,7 @@ def test_stored_votes(guard, sizes, entries):
         votes, assignments, activations, *betas, routing_map, inverse_temperature=1.0, backend="triton"
     )
     gaussians = Gaussians(*(x.detach() for x in found))
-    competition = "local" if images % 2 else "global"
+    competition = COMPETITIONS[images % 3]
     shares = functional.e_step(votes, gaussians, routing_map, competition=competition, backend="triton")
     (grad,) = torch.autograd.grad([x.sum() for x in (*found, shares**2)], votes)
     assert all(x.isfinite().all() for x in (*found, shares, grad))
