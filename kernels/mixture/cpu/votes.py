@@ -178,7 +178,8 @@ def _likelihoods_and_gradients(
 
 
 # The softmax over the parents of a child: `count` rows of one edge, `step` apart; sums of lanes, for `lanes` groups at
-# a time
+# a time. `greatest`, `total`, `inverse` and `da` of a group are one number (in `total`, one for each lane). If only
+# positions compete (`by_type`), they are numbers of the types: `count` consecutive rows.
 
 
 def _fill(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
@@ -192,104 +193,86 @@ def _following(rows: Rows, first: Number, count: int, step: Number) -> list[Rows
     return [at(start, (number(j), step)) for j in range(count)]
 
 
-def _exponentials(l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
+def _of_group(by_type: int, x: Rows) -> Callable[[Number, int], list[Vector]]:
+    """A function (first, count) that returns the numbers of a group for some rows, as vectors."""
+    if by_type:
+        return lambda first, count: [row[0] for row in _following(x, first, count, number(x.form.lanes))]
+    of_all = x.broadcast(0)
+    return lambda first, count: [of_all] * count
+
+
+def _exponentials(by_type: int, l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
     """In place: e = exp(l - greatest) replaces l; total += e."""
-    highest = greatest.broadcast(0)
+    highest = _of_group(by_type, greatest)
 
     def some(first: Number, together: int) -> None:
-        rows, added = _following(l, first, together, step), total[0]
-        for row, e in zip(rows, exp([row[0] - highest for row in rows]), strict=True):
+        rows = _following(l, first, together, step)
+        exponents = [row[0] - top for row, top in zip(rows, highest(first, together), strict=True)]
+        sums = _following(total, first, together, number(total.form.lanes)) if by_type else [total]
+        added = [x[0] for x in sums]
+        for i, (row, e) in enumerate(zip(rows, exp(exponents), strict=True)):
             row[0] = e
-            added = added + e
-        total[0] = added
+            added[i % len(added)] = added[i % len(added)] + e
+        for x, value in zip(sums, added, strict=True):
+            x[0] = value
 
     for_rows(l, count, some)
 
 
-def _assignments(l: Rows, greatest: Rows, inverse: Rows, count: Number, step: Number) -> None:  # noqa: E741
+def _assignments(
+    by_type: int,
+    l: Rows,  # noqa: E741
+    greatest: Rows,
+    inverse: Rows,
+    count: Number,
+    step: Number,
+) -> None:
     """In place: R = exp(l - greatest) inverse replaces l."""
-    highest, scale = greatest.broadcast(0), inverse.broadcast(0)
+    highest, scales = _of_group(by_type, greatest), _of_group(by_type, inverse)
 
     def some(first: Number, together: int) -> None:
         rows = _following(l, first, together, step)
-        for row, e in zip(rows, exp([row[0] - highest for row in rows]), strict=True):
+        exponents = [row[0] - top for row, top in zip(rows, highest(first, together), strict=True)]
+        for row, e, scale in zip(rows, exp(exponents), scales(first, together), strict=True):
             row[0] = e * scale
 
     for_rows(l, count, some)
 
 
-def _exponentials_of_types(l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
-    """`_exponentials` if only positions compete: `total` and `greatest` have a row for each row of l."""
-
-    def each(i: Number) -> None:
-        of_l, of_total = at(l, (i, step)), at(total, i)
-        (e,) = exp([of_l[0] - at(greatest, i)[0]])
-        of_l[0] = e
-        of_total[0] = of_total[0] + e
-
-    for_each(l, count, each)
-
-
-def _assignments_of_types(l: Rows, greatest: Rows, inverse: Rows, count: Number, step: Number) -> None:  # noqa: E741
-    """`_assignments` if only positions compete: `greatest` and `inverse` have a row for each row of l."""
-
-    def each(i: Number) -> None:
-        of_l = at(l, (i, step))
-        (e,) = exp([of_l[0] - at(greatest, i)[0]])
-        of_l[0] = e * at(inverse, i)[0]
-
-    for_each(l, count, each)
-
-
-def _add_products_of_types(total: Rows, R: Rows, G: Rows, count: Number, step: Number) -> None:
-    """`_add_products` if only positions compete: `total` has a row for each row of R."""
-
-    def each(i: Number) -> None:
-        of_total = at(total, i)
-        of_total[0] = fma(at(R, (i, step))[0], at(G, (i, step))[0], of_total[0])
-
-    for_each(R, count, each)
-
-
-def _add_products(total: Rows, R: Rows, G: Rows, count: Number, step: Number) -> None:
+def _add_products(by_type: int, total: Rows, R: Rows, G: Rows, count: Number, step: Number) -> None:
     """total += R G."""
+
+    def each(i: Number) -> None:
+        of_type = at(total, i)
+        of_type[0] = fma(at(R, (i, step))[0], at(G, (i, step))[0], of_type[0])
+
+    if by_type:
+        for_each(R, count, each)
+        return
     (total[0],) = repeat(count, [total[0]], lambda i, sums: [fma(at(R, (i, step))[0], at(G, (i, step))[0], sums[0])])
 
 
-def _scale(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
-    """In place: row *= x y, the product of two numbers."""
-    value = x.broadcast(0) * y.broadcast(0)
-    for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, at(row, (i, step))[0] * value))
-
-
-def _scale_types(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
-    """In place: row *= x y; x has a row for each row, y is a number."""
-    value = y.broadcast(0)
-    for_each(row, count, lambda i: at(row, (i, step)).__setitem__(0, at(row, (i, step))[0] * (at(x, i)[0] * value)))
-
-
-def _gradient_weights_of_types(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
-    """`_gradient_weights` if only positions compete: `da` has a row for each row of R."""
+def _scale(by_type: int, row: Rows, inverse: Rows, activation: Rows, count: Number, step: Number) -> None:
+    """In place: row *= inverse a."""
     a = activation.broadcast(0)
+    of_all = None if by_type else inverse.broadcast(0) * a
 
     def each(i: Number) -> None:
-        of_r, of_G = at(R, (i, step)), at(G, (i, step))
-        r, of_G_before = of_r[0] * a, of_G[0]
-        of_r[0] = r
-        of_G[0] = r * (of_G_before - at(da, i)[0])
+        out = at(row, (i, step))
+        out[0] = out[0] * (at(inverse, i)[0] * a if of_all is None else of_all)
 
-    for_each(R, count, each)
+    for_each(row, count, each)
 
 
-def _gradient_weights(R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
+def _gradient_weights(by_type: int, R: Rows, G: Rows, activation: Rows, da: Rows, count: Number, step: Number) -> None:
     """In place: r = R a replaces R, and dl = r (G - da) replaces G."""
-    a, mean = activation.broadcast(0), da.broadcast(0)
+    a, of_group = activation.broadcast(0), _of_group(by_type, da)
 
     def each(i: Number) -> None:
         of_r, of_G = at(R, (i, step)), at(G, (i, step))
         r, of_G_before = of_r[0] * a, of_G[0]
         of_r[0] = r
-        of_G[0] = r * (of_G_before - mean)
+        of_G[0] = r * (of_G_before - of_group(i, 1)[0])
 
     for_each(R, count, each)
 
@@ -551,12 +534,12 @@ def _add_weight_gradients(dw: Rows, dv: Rows, poses: Rows, edges: Numbers, count
 likelihoods = looping_microkernel(_likelihoods)
 likelihoods_and_gradients = looping_microkernel(_likelihoods_and_gradients)
 
-fill, exponentials, scale = map(looping_microkernel, (_fill, _exponentials, _scale))
-assignments, add_products = map(looping_microkernel, (_assignments, _add_products))
-exponentials_of_types, assignments_of_types = map(looping_microkernel, (_exponentials_of_types, _assignments_of_types))
-add_products_of_types, scale_types = map(looping_microkernel, (_add_products_of_types, _scale_types))
-gradient_weights_of_types = looping_microkernel(_gradient_weights_of_types)
-gradient_weights, first_weights = map(looping_microkernel, (_gradient_weights, _first_weights))
+fill, first_weights = map(looping_microkernel, (_fill, _first_weights))
+exponentials, exponentials_of_types = (looping_microkernel(_exponentials, by_type) for by_type in (0, 1))
+assignments, assignments_of_types = (looping_microkernel(_assignments, by_type) for by_type in (0, 1))
+scale, scale_types = (looping_microkernel(_scale, by_type) for by_type in (0, 1))
+add_products, add_products_of_types = (looping_microkernel(_add_products, by_type) for by_type in (0, 1))
+gradient_weights, gradient_weights_of_types = (looping_microkernel(_gradient_weights, by_type) for by_type in (0, 1))
 greatest_of_lanes, sum_of_lanes, inverse = map(microkernel, (_greatest_of_lanes, _sum_of_lanes, _inverse))
 
 add_moments = looping_microkernel(_add_moments)
