@@ -43,7 +43,7 @@ def late_accuracy(routing, images, labels):
     return torch.stack(right[STEPS // 2 :]).mean().item()
 
 
-@pytest.mark.parametrize("competition", ["global", "local"])
+@pytest.mark.parametrize("competition", ["global", "local", "positions"])
 @pytest.mark.parametrize("iterations", [1, 3, 5])
 def test_every_start_leaves_chance(competition, iterations, toys):
     assert late_accuracy(TemperedEMRouting(iterations, competition=competition), *toys) > 0.4

@@ -197,6 +197,10 @@ def test_routing_competition_and_lambda_reach_the_layers():
     config = Config(routing="tempered", competition="local", final_lambda=0.5, iterations=2)
     routing = build_network(config, task_by_name(config)).conv_caps2.routing
     assert routing == TemperedEMRouting(2, 0.5, competition="local")
+    config = Config(competition="positions", iterations=2)
+    network = build_network(config, task_by_name(config))
+    assert network.conv_caps2.routing == EMRouting(2, competition="positions")
+    assert network.class_caps.routing == EMRouting(2, competition="local")  # classes always compete
 
 
 def test_novel_views(run, folder):

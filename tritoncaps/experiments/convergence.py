@@ -95,7 +95,7 @@ def changes_of(layer: Any, capsules: Capsules, iterations: int) -> dict[str, lis
         found: Any = inspect.iterations(layer, capsules)
     finally:
         layer.routing = before
-    shared = found[0].assignments.sum()  # the assignments of a child sum to 1, or with local competition to more
+    shared = found[0].assignments.sum()  # the assignments of a child sum to 1, or, unless all parents compete, to more
     moved = [0.5 * (step.next_assignments - step.assignments).abs().sum() / shared for step in found]
     changes = {"assignments": [share.item() for share in moved]}
     if isinstance(found[0], DynamicIteration):
