@@ -15,7 +15,7 @@ from tritoncaps.testing import Problem, VectorProblem, checks, dynamic, route_on
 
 conv = RoutingMap.conv((4, 3), 2)
 for types in (3, 17):
-    for routing in (EMRouting(3), EMRouting(2, competition="local"), VBRouting(2)):
+    for routing in (EMRouting(3), *(EMRouting(2, competition=x) for x in ("local", "positions")), VBRouting(2)):
         checks.equals_the_reference(route_on("cpu"), Problem(conv, routing, in_caps=5, out_caps=types))
     checks.is_as_exact_as_plain_torch(route_on("cpu"), Problem(conv, EMRouting(2), in_caps=5, out_caps=types))
     of_vectors = VectorProblem(conv, DynamicRouting(2), in_caps=5, out_caps=types)
