@@ -398,7 +398,8 @@ def _fused_mixture(
     routing: MixtureRouting,
     backend: str,
 ) -> Capsules:
-    data_per_parent = reference.mean_data_of(routing_map, *weight.shape[1:3], routing.competition)
+    in_caps, out_caps = weight.shape[1:3]
+    data_per_parent = reference.mean_data_of(routing_map, in_caps, out_caps, routing.competition)
     fit = fit_of(routing, backend, tuple(parameters), routing_map.out_size, data_per_parent)
     tables, options = list(routing_map.tables(poses.device)), (routing.iterations, routing.competition)
     given = (poses, activations, weight, list(parameters.values()), tables, *options, routing.gradient, backend)

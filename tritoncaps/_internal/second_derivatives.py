@@ -85,7 +85,7 @@ def _(given: Given) -> tuple[Tensor, ...]:
 
     def fit(votes: Tensor, assignments: Tensor, activations: Tensor, *betas: Tensor) -> tuple[Tensor, ...]:
         moments = reference.moments(votes, assignments, activations, routing_map)
-        found = reference._fit(moments, *betas, *options)  # type: ignore[call-arg]
+        found = reference._fit(moments, *betas, *options)  # type: ignore[call-arg, arg-type]
         return tuple(x.transpose(1, 2) for x in found)
 
     tensors = (given.votes, given.assignments, given.activations, given.beta_u, torch.zeros_like(given.beta_u))

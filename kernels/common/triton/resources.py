@@ -116,11 +116,11 @@ def variants(target: str) -> Iterator[Variant]:
         for variant in _stored_variants(chosen):
             yield variant._replace(storage="bf16")
         yield from _routing_variants(chosen, BY_TYPE=True)
-        kernels = ("log_sum_kernel", "edge_product_kernel", "assignment_kernel", "e_step_gradient_kernel")
-        yield from (variant for variant in _stored_variants(chosen, BY_TYPE=True) if variant.kernel in kernels)
+        names = ("log_sum_kernel", "edge_product_kernel", "assignment_kernel", "e_step_gradient_kernel")
+        yield from (variant for variant in _stored_variants(chosen, BY_TYPE=True) if variant.kernel in names)
 
 
-def _routing_variants(chosen: Any, **competition: bool) -> Iterator[Variant]:
+def _routing_variants(chosen: Any, **competition: Any) -> Iterator[Variant]:
     """The views that compute votes. ``competition``: LOCAL or BY_TYPE."""
     absent = {
         "uniform": ("p_statistics", "p_slopes", "p_log_sum", "p_da"),
@@ -132,7 +132,7 @@ def _routing_variants(chosen: Any, **competition: bool) -> Iterator[Variant]:
         names, tile = ("p_votes", "p_weights", *names), chosen.parent if weights == "gradient" else chosen.forward
         yield _variant("mixture.triton.parent_view", "parent_view_kernel", tile, names, **options)
     yield from _gradient_variants(chosen, **competition)
-    by_type = {"BY_TYPE": competition.get("BY_TYPE", False)}
+    by_type: dict[str, Any] = {"BY_TYPE": competition.get("BY_TYPE", False)}
     yield _variant("mixture.triton.child_view", "log_sum_kernel", chosen.child, ("p_votes",), H=16, **by_type)
     yield _variant("mixture.triton.child_view", "assignment_gradient_kernel", chosen.child, **by_type)
 
