@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "weights"
 CHECKSUMS: dict[str, str] = {
     "mnist": "286af8c30048d29f73d53e520fa07e0b11e408cee3b81ee4e386358c5461ea1e",
     "toynorb": "1f3ecff58220a4bc76882d4876fbb5ad654ea929b60f237e01c5fd72fb47f116",
-    "smallnorb": "38bee6ea346886082a70a57395fa593935cb298bf4349d06db56699ec6d1bc57",
+    "smallnorb": "40d367746888eccbd0134beb5450801967ef3d1eb1dd5ed6a4dc8910e445d548",
     "smallnorb-efficient": "7b011477eb6713c974e622e5e64e690a809079593b2e7aa1d2932e5475e52783",
 }
 
