@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parent / "weights"
 # name: sha256 of weights/NAME.pt
 CHECKSUMS: dict[str, str] = {
     "mnist": "286af8c30048d29f73d53e520fa07e0b11e408cee3b81ee4e386358c5461ea1e",
+    "fashion-mnist": "4aa18f90eaf258c99fee58db468ee0796bc7e9ae0d59eaa2027a216196d5fed3",
     "toynorb": "1f3ecff58220a4bc76882d4876fbb5ad654ea929b60f237e01c5fd72fb47f116",
     "smallnorb": "40d367746888eccbd0134beb5450801967ef3d1eb1dd5ed6a4dc8910e445d548",
     "smallnorb-efficient": "7b011477eb6713c974e622e5e64e690a809079593b2e7aa1d2932e5475e52783",
@@ -47,7 +48,7 @@ def load_pretrained(name: str) -> Pretrained:
     """Load weights that are part of the package; docs/models.md describes them.
 
     Args:
-        name: "mnist", "toynorb", "smallnorb" or "smallnorb-efficient".
+        name: "mnist", "fashion-mnist", "toynorb", "smallnorb" or "smallnorb-efficient".
 
     Returns:
         The weights, the settings of their training, and their card.
