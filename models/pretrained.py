@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "weights"
 
 # name: sha256 of weights/NAME.pt
 CHECKSUMS: dict[str, str] = {
-    "mnist": "286af8c30048d29f73d53e520fa07e0b11e408cee3b81ee4e386358c5461ea1e",
+    "mnist": "24f77e6f31bb81e891e783535dec6de0360486b3fc3ad44e8f49dcbc9e169dce",
     "fashion-mnist": "4aa18f90eaf258c99fee58db468ee0796bc7e9ae0d59eaa2027a216196d5fed3",
     "toynorb": "1f3ecff58220a4bc76882d4876fbb5ad654ea929b60f237e01c5fd72fb47f116",
     "smallnorb": "40d367746888eccbd0134beb5450801967ef3d1eb1dd5ed6a4dc8910e445d548",
