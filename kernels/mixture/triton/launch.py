@@ -29,7 +29,6 @@ class Edges(NamedTuple):
     tables: Tables
     pairs: Orders
     groups: Groups
-    local: bool
     by_type: bool  # only positions compete
     dtype: torch.dtype  # of the arithmetic, of intermediate results and of outputs
     config: config.Config
@@ -60,7 +59,7 @@ def make_edges(
     P, S = tables.children.shape
     K = S if weight is None else len(weight)
     pairs, groups = pairs_of(tables), groups_of(tables, competition)
-    local, by_type = competition == "local", competition == "positions"
+    by_type = competition == "positions"
     offset = None if weight is None else offset_of(tables, dtype)
     half = poses is not None and poses.element_size() == 2
     chosen = config.choose(P, S, B, C, K, pairs.slot.shape[0], dtype == torch.float64, lanes(), half)
@@ -69,10 +68,10 @@ def make_edges(
     arguments = {
         **{"p_poses": poses, "p_weight": weight, "p_votes": votes, "p_offset": offset, "p_activations": activations},
         **{"p_children": tables.children, "p_weight_of": tables.weight_of, "p_parents_start": tables.parents_start},
-        **{"LOCAL": local, "BY_TYPE": by_type, **all_sizes},
+        **{"LOCAL": competition == "local", "BY_TYPE": by_type, **all_sizes},
     }
     arrays = poses, weight, votes, activations, offset
-    return Edges(*arrays, tables, pairs, groups, local, by_type, dtype, chosen, all_sizes, arguments)
+    return Edges(*arrays, tables, pairs, groups, by_type, dtype, chosen, all_sizes, arguments)
 
 
 def arithmetic(*tensors: Tensor) -> torch.dtype:
