@@ -160,14 +160,15 @@ def run(fit, given, iterations, competition, gradient):
 
 @pytest.mark.parametrize("competition", ["global", "local", "positions"])
 def test_fake_passes_tell_shapes_and_strides(competition):
-    children = [x.detach() for x in inputs(torch.float32)[:3]]
+    inputs_of_votes = [x.detach() for x in inputs(torch.float32)[:3]]
     options, ops = (list(MAP.tables()), competition), torch.ops.tritoncaps
-    support, mean, variance, _ = checked(ops.mixture_moments, *children, [], *options, 0.0, BACKEND)
-    components, slopes = [mean, 1 / (1 + variance), support], [support, mean, variance, mean]
-    log_sum = checked(ops.mixture_moments, *children, components, *options, 0.0, BACKEND)[3]
-    da = checked(ops.mixture_component_gradients, *children, components, log_sum, slopes, *options, BACKEND)[3]
-    history = (components, [log_sum], 2 * slopes, [da])
-    checked(ops.mixture_gradients, *children, *history, *options, True, True, BACKEND)
+    votes = (*inputs_of_votes, list(checked(ops.mixture_packed, *inputs_of_votes, *options, BACKEND)))
+    support, mean, variance, _ = checked(ops.mixture_moments, *votes, [], *options, 0.0, BACKEND)
+    components, moments = [mean, 1 / (1 + variance), support], 2 * [support, mean, variance]
+    log_sum = checked(ops.mixture_moments, *votes, components, *options, 0.0, BACKEND)[3]
+    da = checked(ops.mixture_component_gradients, *votes, components, log_sum, moments, *options, BACKEND)[3]
+    history = (components, [log_sum], 2 * moments, [da])
+    checked(ops.mixture_gradients, *votes, *history, *options, True, True, BACKEND)
 
 
 def checked(operator, *arguments):

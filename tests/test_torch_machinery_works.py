@@ -225,16 +225,19 @@ def vb_arguments(backend):
 
 def mixture_arguments(backend):
     """Arguments of the passes for any fit, in the second of two iterations."""
-    votes, tables = TINY.inputs(torch.float32)[:3], list(TINY.routing_map.tables())
-    support, mean, variance, _ = torch.ops.tritoncaps.mixture_moments(*votes, [], tables, "global", 0.0, backend)
+    inputs, tables = TINY.inputs(torch.float32)[:3], list(TINY.routing_map.tables())
+    ops, pack = torch.ops.tritoncaps, (*inputs, tables, "global", backend)
+    votes = (*inputs, list(ops.mixture_packed(*pack)))
+    support, mean, variance, _ = ops.mixture_moments(*votes, [], tables, "global", 0.0, backend)
     components = [mean, 1 / (variance + 1), support]
     moments = (*votes, [*components, mean], tables, "global", 0.0, backend)
-    log_sum = torch.ops.tritoncaps.mixture_moments(*moments)[3]
-    slopes = [support, mean, variance, mean]
-    before = (*votes, components, log_sum, slopes, tables, "global", backend)
-    da = torch.ops.tritoncaps.mixture_component_gradients(*before)[3]
-    gradients = (*votes, components, [log_sum], 2 * slopes, [da], tables, "global", True, True, backend)
+    log_sum = ops.mixture_moments(*moments)[3]
+    with_gradients = [support, mean, variance, support, mean, variance]
+    before = (*votes, components, log_sum, with_gradients, tables, "global", backend)
+    da = ops.mixture_component_gradients(*before)[3]
+    gradients = (*votes, components, [log_sum], 2 * with_gradients, [da], tables, "global", True, True, backend)
     return {
+        "mixture_packed": pack,
         "mixture_moments": moments,
         "mixture_component_gradients": before,
         "mixture_gradients": gradients,

@@ -61,6 +61,9 @@ class VoteSource(NamedTuple):
         return self._replace(poses=poses.flatten(3), activations=activations.clamp(min=0))
 
 
+Packed = Sequence[Tensor]
+
+
 def image_chunks(source: VoteSource, iterations: int, any_fit: bool = False) -> list[slice]:
     """Slices of the images that are routed together; see `kernels.common.chunks`. ``any_fit``: between the passes,
     torch computes the components and their gradients. No properties: torch.compile in torch 2.8 does not trace them."""
@@ -96,14 +99,22 @@ class Components(NamedTuple):
     centre: Tensor | None = None  # [N, P, 16, C]: estimate of the mean of the votes; moments may be taken about it
 
 
-class Slopes(NamedTuple):
-    """The gradient of the weight r_ij of a vote: G_ij = offset_j + sum_h (linear_jh + quadratic_jh e_h) e_h, with
-    e = V_ij - centre_j."""
+class MomentGradients(NamedTuple):
+    """The moments of an iteration and their gradients. They determine the slopes, the gradient of the weight r_ij of a
+    vote: G_ij = offset_j + sum_h (linear_jh + quadratic_jh e_h) e_h, with e = V_ij - mean_j and
 
-    offset: Tensor  # [N, P, C]
-    linear: Tensor  # [N, P, 16, C]
-    quadratic: Tensor  # [N, P, 16, C]
-    centre: Tensor  # [N, P, 16, C]: the mean of the moments
+        linear = grad_mean / support,   quadratic = grad_variance / support,
+        offset = grad_support - sum_h quadratic_h variance_h
+
+    A support of at most `least_support` counts as 1.
+    """
+
+    support: Tensor  # [N, P, C]
+    mean: Tensor  # [N, P, 16, C]
+    variance: Tensor  # [N, P, 16, C]
+    grad_support: Tensor  # [N, P, C]
+    grad_mean: Tensor  # [N, P, 16, C]
+    grad_variance: Tensor  # [N, P, 16, C]
 
 
 class VBKernels(Protocol):
@@ -182,14 +193,22 @@ class MixtureBackend(Protocol):
         """Statistics or log_sums [T, ...] as a sequence over the iterations, whose items `em_passes` accept."""
         ...
 
+    def packed(self, source: VoteSource) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs as the next three methods read them, in the backend's own layout; see `passes.mixture_packed`."""
+        ...
+
+    def empty_packed(self, source: VoteSource) -> tuple[Tensor, Tensor, Tensor]:
+        """Empty tensors for the result of `packed`."""
+        ...
+
     def moments(
-        self, source: VoteSource, before: Components | None, scatter_floor: float
+        self, source: VoteSource, packed: Packed, before: Components | None, scatter_floor: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Support, mean and variance of the votes, and log_sum; see `passes.mixture_moments`."""
         ...
 
     def component_gradients(
-        self, source: VoteSource, before: Components, log_sum: Tensor, slopes: Slopes
+        self, source: VoteSource, packed: Packed, before: Components, log_sum: Tensor, moments: MomentGradients
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of mean, precision and log_weight, and da; see `passes.mixture_component_gradients`."""
         ...
@@ -197,9 +216,10 @@ class MixtureBackend(Protocol):
     def gradients(
         self,
         source: VoteSource,
+        packed: Packed,
         components: Sequence[Components],
         log_sums: Sequence[Tensor],
-        slopes: Sequence[Slopes],
+        moments: Sequence[MomentGradients],
         da: Sequence[Tensor],
         needs_children: bool,
         needs_weight: bool,

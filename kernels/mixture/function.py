@@ -22,12 +22,17 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.backends import BACKENDS
 from tritoncaps.kernels.common.chunks import in_chunks
-from tritoncaps.kernels.common.numerics import least_support, widen
+from tritoncaps.kernels.common.numerics import widen
 from tritoncaps.kernels.common.operators import differentiable_again
 from tritoncaps.kernels.mixture.backend import image_chunks, vote_source
-from tritoncaps.kernels.mixture.passes import mixture_component_gradients, mixture_gradients, mixture_moments
+from tritoncaps.kernels.mixture.passes import (
+    mixture_component_gradients,
+    mixture_gradients,
+    mixture_moments,
+    mixture_packed,
+)
 
-PullBack = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+PullBack = Callable[[Sequence[Tensor | None]], Sequence[Tensor]]  # a gradient that is None is zero
 
 
 class Fit(Protocol):
@@ -95,11 +100,11 @@ class MixtureFunction(torch.autograd.Function):
         wide = [widen(x) for x in parameters]
         moments, log_sums = [], []
         components: list[Tensor] = []
+        votes, options = (poses, activations, weight), (tables, competition)
         with _surroundings(poses, backend):
+            packed = mixture_packed(*votes, *options, backend)
             for t in range(iterations):
-                *found, log_sum = mixture_moments(
-                    poses, activations, weight, components, tables, competition, fit.scatter_floor, backend
-                )
+                *found, log_sum = mixture_moments(*votes, packed, components, *options, fit.scatter_floor, backend)
                 moments += found
                 log_sums += [log_sum] if t else []
                 support, centre, variance = found
@@ -167,39 +172,38 @@ def mixture_backward(
     last = len(moments) // 3 - 1
     since = 0 if gradient == "all" else last  # the first iteration that gradients reach
     wide = [widen(x) for x in parameters]
-    votes = (poses, activations, weight)
     options = (tables, competition)
+    votes = (poses, activations, weight, mixture_packed(poses, activations, weight, *options, backend))
 
     def fit_again(t: int) -> Any:
         """The components and logits of iteration t, and the function that computes the gradients of its fit."""
         support, mean, variance = moments[3 * t : 3 * t + 3]
         return fit.vjp(support, mean, variance, wide, t)
 
-    (_, precision, log_weight, _), pull_back = fit_again(last)
-    grads = (widen(grad_mean), torch.zeros_like(precision), torch.zeros_like(log_weight), widen(grad_logit))
+    grads: tuple[Tensor | None, ...] = widen(grad_mean), None, None, widen(grad_logit)
+    pull_back = fit_again(last)[1]
     grads_of_parameters = [torch.zeros_like(x) for x in wide]
     components: list[Tensor] = []
-    slopes: list[Tensor] = []
+    of_moments: list[Tensor] = []  # see `MomentGradients`
     da: list[Tensor] = []
     for t in range(last, since - 1, -1):
-        grad_support, grad_of_mean, grad_of_variance, *of_parameters = pull_back(grads)
-        grads_of_parameters = [x + y for x, y in zip(grads_of_parameters, of_parameters, strict=True)]
-        support, mean, variance = moments[3 * t : 3 * t + 3]
-        now = slopes_of(support, mean, variance, grad_support, grad_of_mean, grad_of_variance)
-        slopes = [*now, *slopes]
+        gradients = pull_back(grads)
+        now = [*moments[3 * t : 3 * t + 3], *gradients[:3]]
+        grads_of_parameters = [x + y for x, y in zip(grads_of_parameters, gradients[3:], strict=True)]
+        of_moments = [*now, *of_moments]
         if t == 0:
             break
         before, pull_back = fit_again(t - 1)
         components = [*before[:3], *components]
         if t > since:
             *of_components, da_now = mixture_component_gradients(
-                *votes, list(before[:3]), log_sums[t - 1], list(now), *options, backend
+                *votes, list(before[:3]), log_sums[t - 1], now, *options, backend
             )
             da = [da_now, *da]
-            grads = (*of_components, torch.zeros_like(before[3]))
+            grads = (*of_components, None)
     first = max(since, 1) - 1
     found = mixture_gradients(
-        *votes, components, list(log_sums[first:]), slopes, da, *options, needs_children, needs_weight, backend
+        *votes, components, list(log_sums[first:]), of_moments, da, *options, needs_children, needs_weight, backend
     )
     return *found, *(x.to(p.dtype) for x, p in zip(grads_of_parameters, parameters, strict=True))
 
@@ -207,13 +211,16 @@ def mixture_backward(
 def vjp(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> tuple[Sequence[Tensor], PullBack]:
     """`torch.func.vjp`; by autograd, in three quarters of the time, if torch neither compiles nor transforms."""
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
-        return torch.func.vjp(function, *inputs)[:2]
+        values, pull_back_all = torch.func.vjp(function, *inputs)[:2]
+        return values, lambda grads: pull_back_all(tuple(with_zeros(grads, values)))
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]
         outputs = function(*leaves)
 
-    def pull_back(grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        used = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if x.requires_grad]
+    def pull_back(grads: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        used = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if grad is not None and x.requires_grad]
+        if not used:
+            return [torch.zeros_like(x) for x in leaves]
         return torch.autograd.grad(
             [x for x, _ in used], leaves, [grad for _, grad in used], allow_unused=True, materialize_grads=True
         )
@@ -221,13 +228,9 @@ def vjp(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> tuple[Seq
     return [x.detach() for x in outputs], pull_back
 
 
-def slopes_of(
-    support: Tensor, mean: Tensor, variance: Tensor, grad_support: Tensor, grad_mean: Tensor, grad_variance: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """offset, linear, quadratic and centre (see `backend.Slopes`) from the gradients of a parent's moments."""
-    inverse = 1 / support.masked_fill(support <= least_support(support.dtype), 1)  # nan stays nan
-    linear, quadratic = grad_mean * inverse[:, :, None], grad_variance * inverse[:, :, None]
-    return grad_support - (quadratic * variance).sum(2), linear, quadratic, mean
+def with_zeros(grads: Sequence[Tensor | None], values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The gradients of these values, with zeros for those that are None."""
+    return [torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, values, strict=True)]
 
 
 _backward = differentiable_again(mixture_backward)

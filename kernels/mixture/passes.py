@@ -1,5 +1,6 @@
 """The passes over the votes of a mixture routing, as opaque operators. They do not store votes.
 
+    mixture_packed                the inputs in the layout that the other passes read
     mixture_moments               support, mean and variance of the votes for every parent
     mixture_component_gradients   gradients of the components that determine the assignments of an iteration
     mixture_gradients             gradients of poses, activations and weight, of all iterations at once
@@ -21,7 +22,27 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.chunks import ALL
 from tritoncaps.kernels.common.operators import fake, operator, surrounded
-from tritoncaps.kernels.mixture.backend import Components, Slopes, backend_of, given_source, vote_source
+from tritoncaps.kernels.mixture.backend import Components, MomentGradients, backend_of, given_source, vote_source
+
+
+@operator
+@surrounded
+def mixture_packed(
+    poses: Tensor,
+    activations: Tensor,
+    weight: Tensor,
+    tables: Sequence[Tensor],
+    competition: str,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The inputs in the backend's own layout, for all passes of a forward or backward pass."""
+    source = vote_source(poses, activations, weight, tables, competition)
+    return backend_of(backend).packed(source.of_images(ALL))
+
+
+@fake(mixture_packed)
+def _(given):
+    return backend_of(given.backend).empty_packed(given_source(given))
 
 
 @operator
@@ -30,6 +51,7 @@ def mixture_moments(
     poses: Tensor,
     activations: Tensor,
     weight: Tensor,
+    packed: Sequence[Tensor],
     components: Sequence[Tensor],
     tables: Sequence[Tensor],
     competition: str,
@@ -42,8 +64,8 @@ def mixture_moments(
     scatter_floor: errors of support times variance much smaller than this number do not matter.
     """
     before = Components(*components) if components else None
-    source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
-    return backend_of(backend).moments(source, before, scatter_floor)
+    source = vote_source(poses, activations, weight, tables, competition)
+    return backend_of(backend).moments(source, packed, before, scatter_floor)
 
 
 @fake(mixture_moments)
@@ -61,17 +83,20 @@ def mixture_component_gradients(
     poses: Tensor,
     activations: Tensor,
     weight: Tensor,
+    packed: Sequence[Tensor],
     components: Sequence[Tensor],
     log_sum: Tensor,
-    slopes: Sequence[Tensor],
+    moments: Sequence[Tensor],
     tables: Sequence[Tensor],
     competition: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the components that determine the assignments of an iteration: of mean, precision [N, P, 16, C] and
-    log_weight [N, P, C], from the slopes of that iteration; and its da_i = sum_j R_ij G_ij of every child."""
-    source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
-    return backend_of(backend).component_gradients(source, Components(*components), log_sum, Slopes(*slopes))
+    log_weight [N, P, C], from the moments of that iteration and their gradients (`MomentGradients`); and its
+    da_i = sum_j R_ij G_ij of every child."""
+    source = vote_source(poses, activations, weight, tables, competition)
+    given = Components(*components), log_sum, MomentGradients(*moments)
+    return backend_of(backend).component_gradients(source, packed, *given)
 
 
 @fake(mixture_component_gradients)
@@ -88,9 +113,10 @@ def mixture_gradients(
     poses: Tensor,
     activations: Tensor,
     weight: Tensor,
+    packed: Sequence[Tensor],
     components: Sequence[Tensor],
     log_sums: Sequence[Tensor],
-    slopes: Sequence[Tensor],
+    moments: Sequence[Tensor],
     da: Sequence[Tensor],
     tables: Sequence[Tensor],
     competition: str,
@@ -100,18 +126,19 @@ def mixture_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of poses, activations and weight; those that are not needed are empty tensors of size 0.
 
-    components, slopes   the tensors of all iterations in one list: 3 and 4 for each iteration.
-    log_sums, da         one tensor for each iteration with components.
+    components, moments   the tensors of all iterations in one list: 3 and 6 for each iteration.
+    log_sums, da          one tensor for each iteration with components.
 
-    T slopes, T - 1 components and T - 1 da: gradients flow through all iterations; the first has uniform assignments.
-    One slopes, one components and no da: gradients flow only through the last iteration; assignments are constants.
+    T moments, T - 1 components and T - 1 da: gradients flow through all iterations; the first has uniform assignments.
+    One moments, one components and no da: gradients flow only through the last iteration; assignments are constants.
     """
-    source = vote_source(poses, activations, weight, tables, competition).of_images(ALL)
+    source = vote_source(poses, activations, weight, tables, competition)
     grads = backend_of(backend).gradients(
         source,
+        packed,
         [Components(*components[i : i + 3]) for i in range(0, len(components), 3)],
         log_sums,
-        [Slopes(*slopes[i : i + 4]) for i in range(0, len(slopes), 4)],
+        [MomentGradients(*moments[i : i + 6]) for i in range(0, len(moments), 6)],
         da,
         needs_children,
         needs_weight,

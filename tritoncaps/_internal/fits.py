@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from einops import rearrange
 from torch import Tensor
 
 from tritoncaps.kernels.common.tracing import constant
 from tritoncaps.kernels.mixture.backend import backend_of
-from tritoncaps.kernels.mixture.function import PullBack, vjp
+from tritoncaps.kernels.mixture.function import PullBack, vjp, with_zeros
 from tritoncaps.kernels.mixture.vb import vb_fit, vb_fit_gradients
 from tritoncaps.routing import Components, MixtureRouting, Moments, VBRouting
 
@@ -35,8 +34,8 @@ class Fit:
         number = (support.shape[0], support.shape[2], *self.out_size)
         moments = Moments(
             support.transpose(1, 2).reshape(number),
-            rearrange(mean, "n p h c -> n c p h").reshape(*number, 4, 4),
-            rearrange(variance, "n p h c -> n c p h").reshape(*number, 4, 4),
+            mean.permute(0, 3, 1, 2).reshape(*number, 4, 4),
+            variance.permute(0, 3, 1, 2).reshape(*number, 4, 4),
             self.data_per_parent,
         )
         given = dict(zip(self.names, parameters, strict=True))
@@ -44,7 +43,7 @@ class Fit:
         check_components(self.routing, components, moments)
         flat = (support.shape[0], support.shape[2], support.shape[1])
         of_mean, precision = (
-            rearrange(x.reshape(*flat, 16), "n c p h -> n p h c") for x in (components.mean, components.precision)
+            x.reshape(*flat, 16).permute(0, 2, 3, 1) for x in (components.mean, components.precision)
         )
         log_weight, logit = (x.reshape(flat).transpose(1, 2) for x in (components.log_weight, components.logit))
         return of_mean, precision, log_weight, logit
@@ -76,10 +75,13 @@ class VBFit(Fit):
     ) -> tuple[Sequence[Tensor], PullBack]:
         moments = support, mean, variance
 
-        def pull_back(grads: Sequence[Tensor]) -> Sequence[Tensor]:
-            return *vb_fit_gradients(*moments, *grads, self.priors, self.backend), grads[3].sum((0, 1))
+        values = self(*moments, parameters, iteration)
 
-        return self(*moments, parameters, iteration), pull_back
+        def pull_back(grads: Sequence[Tensor | None]) -> Sequence[Tensor]:
+            all_grads = with_zeros(grads, values)
+            return *vb_fit_gradients(*moments, *all_grads, self.priors, self.backend), all_grads[3].sum((0, 1))
+
+        return values, pull_back
 
 
 def fit_of(

@@ -179,8 +179,8 @@ def _parent_variants() -> Iterator[Variant]:
     options = {"H": 16, "LEAST_SUPPORT": 1e-34, "BLOCK": config.PARENTS}
     given = ("p_grad_mean", "p_grad_variance", "p_grad_logit", "p_grad_activation")
     outputs = ("p_moments", "p_grad_variance", "p_grad_logit")
-    kernels = {"fit": (), "outputs": (), "moments": (), "component_gradients": (), "components": (), "given_slopes": ()}
-    for name, absent in (*kernels.items(), ("slopes", given), ("slopes", outputs)):
+    names = ("fit", "outputs", "moments", "component_gradients", "components", "slopes_of_moments")
+    for name, absent in (*((name, ()) for name in names), ("slopes", given), ("slopes", outputs)):
         yield Variant("mixture.triton.parents", f"{name}_kernel", options, absent, config.PARENT_WARPS)
     options = {"BLOCK_SPLITS": config.ADDED_SPLITS, "BLOCK": config.NUMBERS}
     yield Variant("mixture.triton.weight_view", "add_splits_kernel", options, (), 4)

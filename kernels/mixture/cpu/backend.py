@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tritoncaps.kernels.common.cpu.arrays import array
 from tritoncaps.kernels.common.cpu.workspace import scratch
-from tritoncaps.kernels.common.numerics import POSE, least_support
-from tritoncaps.kernels.mixture.backend import Components, Slopes, VBKernels, VoteSource
+from tritoncaps.kernels.common.numerics import POSE, least_support, widen
+from tritoncaps.kernels.mixture.backend import Components, MomentGradients, Packed, VBKernels, VoteSource
 from tritoncaps.kernels.mixture.cpu import vb
 from tritoncaps.kernels.mixture.cpu.components import (
     pack_centre,
@@ -25,7 +25,15 @@ from tritoncaps.kernels.mixture.cpu.components import (
     unpack_component_gradients,
     unpack_moments,
 )
-from tritoncaps.kernels.mixture.cpu.em_routing import CPUPasses, empty_history, empty_outputs, pack, saved_shapes
+from tritoncaps.kernels.mixture.cpu.em_routing import (
+    CPUPasses,
+    empty_history,
+    empty_outputs,
+    has_non_finite,
+    pack,
+    saved_shapes,
+    without_silent,
+)
 from tritoncaps.kernels.mixture.cpu.gradient import child_and_weight_gradient
 from tritoncaps.kernels.mixture.cpu.kept import kept_backward, kept_forward
 from tritoncaps.kernels.mixture.cpu.layout import (
@@ -33,13 +41,16 @@ from tritoncaps.kernels.mixture.cpu.layout import (
     Call,
     Moment,
     Number,
+    add_pack_weight,
     by_iteration,
+    call_of,
     da_shape,
     log_sums_shape,
     slopes_shape,
     statistics_shape,
     types_together,
     vectors,
+    weight_shape,
     weights_count,
 )
 from tritoncaps.kernels.mixture.cpu.parent_view import (
@@ -89,17 +100,28 @@ class CPUMixture:
         """As an array: taking a row of an array is faster than taking an item of a tensor."""
         return by_iteration(saved)
 
+    def packed(self, source: VoteSource) -> tuple[Tensor, Tensor, Tensor]:
+        """The weight as rows, the activations, and the sum of the poses, which shows whether all are finite."""
+        rows = source.poses.new_empty(weight_shape(source.weight, source.dtype), dtype=source.dtype)
+        poses, activations, weight = widen(source.poses), widen(source.activations), widen(source.weight)
+        call = call_of(poses, activations, weight, rows, source.tables, source.competition)
+        add_pack_weight(call, weight)
+        call.plan.run()
+        return rows, activations.contiguous(), poses.sum()
+
+    def empty_packed(self, source: VoteSource) -> tuple[Tensor, Tensor, Tensor]:
+        shapes = weight_shape(source.weight, source.dtype), source.activations.shape, ()
+        return tuple(source.empty(shapes))  # type: ignore[return-value]
+
     def moments(
-        self, source: VoteSource, before: Components | None, scatter_floor: float
+        self, source: VoteSource, packed: Packed, before: Components | None, scatter_floor: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        call = pack(source)
+        call = _call(source, packed)
         support, mean = self.empty_parents(source)
         variance = torch.empty_like(mean)
         log_sum = support.new_empty(0) if before is None else self.empty_log_sum(source)
-        found = array(_rows("statistics", source, statistics_shape))
-        numbers = np.zeros(Number.COUNT, found.dtype)
-        numbers[Number.LEAST_SUPPORT] = least_support(source.dtype)
-        numbers[Number.SCATTER_FLOOR] = scatter_floor
+        found = array(_scratch_rows("statistics", source, statistics_shape))
+        numbers = _numbers(source, scatter_floor)
         rows = None
         if before is not None:
             rows = _pack_components(call, source, [before])[0]
@@ -110,16 +132,16 @@ class CPUMixture:
         return support, mean, variance, log_sum
 
     def component_gradients(
-        self, source: VoteSource, before: Components, log_sum: Tensor, slopes: Slopes
+        self, source: VoteSource, packed: Packed, before: Components, log_sum: Tensor, moments: MomentGradients
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        call = pack(source)
+        call = _call(source, packed)
         grad_log_weight, grad_mean = self.empty_parents(source)
         grad_precision, da = torch.empty_like(grad_mean), self.empty_da(source)
         if call.edges.edges_count < source.tables.children.numel() or call.edges.child_types % call.edges.together:
             da.zero_()  # the kernels do not write the weights of missing edges and types
         components = _pack_components(call, source, [before])
-        rows = _pack_slopes(call, source, components, [slopes])
-        total = array(_rows("totals", source, _moments_shape))
+        rows = _pack_slopes(call, source, components, [moments])
+        total = array(_scratch_rows("totals", source, _moments_shape))
         of_children, weights = map(array, da.tensor_split([_da_count(source)]))
         add_component_gradients(call, components[0], rows[1], array(log_sum), of_children, weights, total)
         grads = map(array, (grad_mean, grad_precision, grad_log_weight))
@@ -130,20 +152,21 @@ class CPUMixture:
     def gradients(
         self,
         source: VoteSource,
+        packed: Packed,
         components: Sequence[Components],
         log_sums: Sequence[Tensor],
-        slopes: Sequence[Slopes],
+        moments: Sequence[MomentGradients],
         da: Sequence[Tensor],
         needs_children: bool,
         needs_weight: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        call = pack(source)
-        since = len(components) - len(slopes) + 1  # 1 if the first slopes have their own components
-        packed = _pack_components(call, source, components)
+        call = _call(source, packed)
+        since = len(components) - len(moments) + 1  # 1 if the first moments have their own components
+        rows = _pack_components(call, source, components)
         history = History(
-            statistics=packed.tensor,
+            statistics=rows.tensor,
             log_sums=_stacked(log_sums, source),
-            slopes=_pack_slopes(call, source, packed, slopes, since).tensor,
+            slopes=_pack_slopes(call, source, rows, moments, since).tensor,
             da=_stacked([x[: _da_count(source)] for x in da], source),
         )
         if len(da) <= MOST_KEPT:
@@ -156,7 +179,24 @@ class CPUMixture:
 BACKEND = CPUMixture()
 
 
-class _Packed:
+def _call(source: VoteSource, packed: Packed) -> Call:
+    """The inputs of the kernels, from the result of `CPUMixture.packed`."""
+    rows, activations, sum_of_poses = packed
+    poses = widen(source.poses.flatten(3))
+    if has_non_finite(sum_of_poses):
+        poses = without_silent(poses, activations)
+    return call_of(poses, activations, source.weight, rows, source.tables, source.competition)
+
+
+def _numbers(source: VoteSource, scatter_floor: float = 0.0) -> Any:
+    """See `Number`; without those of a `Fit`."""
+    numbers = np.zeros(Number.COUNT, array(source.poses.new_empty(0, dtype=source.dtype)).dtype)
+    numbers[Number.LEAST_SUPPORT] = least_support(source.dtype)
+    numbers[Number.SCATTER_FLOOR] = scatter_floor
+    return numbers
+
+
+class _Rows:
     """Rows of several iterations: the tensor [iterations, ...], and item t as a flat array."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -169,25 +209,25 @@ class _Packed:
         return array(self.tensor[t])
 
 
-def _pack_components(call: Call, source: VoteSource, components: Sequence[Components]) -> _Packed:
-    packed = _Packed(_rows("components", source, statistics_shape, len(components)))
+def _pack_components(call: Call, source: VoteSource, components: Sequence[Components]) -> _Rows:
+    rows = _Rows(_scratch_rows("components", source, statistics_shape, len(components)))
     for t, given in enumerate(components):
-        add_to_parents(call, pack_components, packed[t], *map(array, given[:3]))
-    return packed
+        add_to_parents(call, pack_components, rows[t], *map(array, given[:3]))
+    return rows
 
 
 def _pack_slopes(
-    call: Call, source: VoteSource, components: _Packed, slopes: Sequence[Slopes], since: int = 1
-) -> _Packed:
+    call: Call, source: VoteSource, components: _Rows, moments: Sequence[MomentGradients], since: int = 1
+) -> _Rows:
     """Slopes of the iterations from ``since`` on; the components before iteration t are components[t - 1]."""
-    packed = _Packed(_rows("slopes", source, slopes_shape, since + len(slopes)))
-    nothing = np.empty(0, array(packed.tensor[:0]).dtype)
-    for t, given in enumerate(slopes, since):
-        add_to_parents(call, pack_slopes, packed[t], components[t - 1] if t else nothing, *map(array, given))
-    return packed
+    slopes, numbers = _Rows(_scratch_rows("slopes", source, slopes_shape, since + len(moments))), _numbers(source)
+    for t, given in enumerate(moments, since):
+        before = components[t - 1] if t else numbers[:0]
+        add_to_parents(call, pack_slopes, slopes[t], before, *map(array, given), numbers)
+    return slopes
 
 
-def _rows(name: str, source: VoteSource, shape: Any, iterations: int | None = None) -> Tensor:
+def _scratch_rows(name: str, source: VoteSource, shape: Any, iterations: int | None = None) -> Tensor:
     """Scratch memory for the rows of all parents, for a number of iterations."""
     of_parents = shape(*source.parents, source.dtype)
     return scratch(name, of_parents if iterations is None else (iterations, *of_parents), source.dtype)

@@ -1,4 +1,4 @@
-"""Conversion of components, slopes and moments between the tensors of operators and the rows that kernels read.
+"""Conversion of components, moments and their gradients between the tensors of operators and the rows that kernels read.
 
 Tensors are contiguous [N, P, 16, C] or [N, P, C]. Types are the fastest axis, as in rows [N, P, blocks, rows, lanes]
 (see `layout`), so the copies use vectors. A task owns some parent locations of some images.
@@ -14,12 +14,14 @@ from tritoncaps.kernels.common.cpu.compiling import inlined, kernel
 from tritoncaps.kernels.common.cpu.simd import Rows, microkernel
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.mixture.cpu.layout import Moment, Slope, Statistic
+from tritoncaps.kernels.mixture.cpu.parents import inverse_support
 
 STATISTICS, SLOPES, MOMENTS = Statistic.ROWS, Slope.ROWS, Moment.ROWS
 MINUS_MEAN, PRECISION, CONSTANT = Statistic.MINUS_MEAN, Statistic.PRECISION, Statistic.CONSTANT
 VARIANCE, SUPPORT = Statistic.VARIANCE, Statistic.SUPPORT
 TWICE_LINEAR, TWICE_QUADRATIC, OFFSET = Slope.TWICE_LINEAR, Slope.TWICE_QUADRATIC, Slope.OFFSET
 MINUS_CENTRE = Slope.MINUS_CENTRE
+OF_SUPPORT, OF_VARIANCE = Slope.BETA_U, Slope.SHIFT  # rows that hold support and variance until slopes are computed
 TOTAL, FIRST, SECOND = Moment.TOTAL, Moment.FIRST, Moment.SECOND
 
 
@@ -45,7 +47,20 @@ def _copy_times(factor: float) -> Any:
     return copy
 
 
-copy_row, _negate, _double, _halve, _halve_and_negate = map(_copy_times, (1.0, -1.0, 2.0, 0.5, -0.5))
+copy_row, _negate, _halve, _halve_and_negate = map(_copy_times, (1.0, -1.0, 0.5, -0.5))
+
+
+def _rows_of_slopes(slopes: Rows, numbers: Rows) -> None:
+    """In place, from the gradients of support, mean and variance in the rows of offset, linear and quadratic, the
+    variance in the rows of the shift, and the support in the row of beta_u. See `backend.MomentGradients`."""
+    scale, offset = inverse_support(slopes[OF_SUPPORT], numbers)[1], slopes[Slope.OFFSET]
+    for h in range(16):
+        linear, quadratic = Slope.TWICE_LINEAR + h, Slope.TWICE_QUADRATIC + h
+        square = slopes[quadratic] * scale
+        offset = offset - square * slopes[OF_VARIANCE + h]
+        slopes[linear] = slopes[linear] * scale * 2.0
+        slopes[quadratic] = square * 2.0
+    slopes[Slope.OFFSET] = offset
 
 
 def _shift_rows(slopes: Rows, before: Rows) -> None:
@@ -61,6 +76,7 @@ def _gradient_of_mean_rows(moments: Rows, components: Rows) -> None:
         moments[first] = components[Statistic.PRECISION + h] * 2.0 * moments[first]
 
 
+_to_slopes = microkernel(_rows_of_slopes)
 _set_shift = microkernel(_shift_rows)
 _to_gradient_of_mean = microkernel(_gradient_of_mean_rows)
 
@@ -108,9 +124,11 @@ def pack_centre(counter, tasks, e, first, images, chunks, rows, centre):  # type
 
 @kernel
 def pack_slopes(  # type: ignore[no-untyped-def]
-    counter, tasks, e, first, images, chunks, rows, before, offset, linear, quadratic, centre
-):
-    """rows [N, P, blocks, 67, lanes] = slopes. before: rows of the previous components; size 0 if there are none."""
+    counter, tasks, e, first, images, chunks, rows, before,
+    support, mean, variance, grad_support, grad_mean, grad_variance, numbers,
+):  # fmt: skip
+    """rows [N, P, blocks, 67, lanes] = slopes, from moments and their gradients. before: rows of the previous
+    components; size 0 if there are none."""
     C, P, lanes = e.parent_types, e.parents_count, e.lanes
     task = first_task(counter, tasks)
     while task < tasks:
@@ -120,12 +138,15 @@ def pack_slopes(  # type: ignore[no-untyped-def]
                 row, earlier, count = parent * SLOPES * lanes, parent * STATISTICS * lanes, min(lanes, C - c)
                 if count < lanes:
                     rows[row : row + SLOPES * lanes] = 0
-                copy_row(rows, row + OFFSET * lanes, offset, index * C + c, count, lanes)
+                copy_row(rows, row + OFFSET * lanes, grad_support, index * C + c, count, lanes)
+                copy_row(rows, row + OF_SUPPORT * lanes, support, index * C + c, count, lanes)
                 for h in range(16):
                     given = (index * 16 + h) * C + c
-                    _double(rows, row + (TWICE_LINEAR + h) * lanes, linear, given, count, lanes)
-                    _double(rows, row + (TWICE_QUADRATIC + h) * lanes, quadratic, given, count, lanes)
-                    _negate(rows, row + (MINUS_CENTRE + h) * lanes, centre, given, count, lanes)
+                    copy_row(rows, row + (TWICE_LINEAR + h) * lanes, grad_mean, given, count, lanes)
+                    copy_row(rows, row + (TWICE_QUADRATIC + h) * lanes, grad_variance, given, count, lanes)
+                    copy_row(rows, row + (OF_VARIANCE + h) * lanes, variance, given, count, lanes)
+                    _negate(rows, row + (MINUS_CENTRE + h) * lanes, mean, given, count, lanes)
+                _to_slopes(rows, row, numbers, 0)
                 if len(before) > 0:
                     _set_shift(rows, row, before, earlier)
         task = next_task(counter, tasks)

@@ -74,14 +74,19 @@ class CPUPasses:
 def pack(source: VoteSource) -> Call:
     """The inputs as kernels read them. A child with activation zero has no effect, even if its pose is inf or nan."""
     poses, activations, weight = widen(source.poses), widen(source.activations), widen(source.weight)
-    if has_non_finite(poses):
-        poses = poses.masked_fill(silent_and_not_finite(poses, activations), 0)
+    if has_non_finite(poses.sum()):
+        poses = without_silent(poses, activations)
     return edges(poses, activations, weight, source.tables, source.competition)
 
 
-def has_non_finite(poses: Tensor) -> bool:
+def has_non_finite(sum_of_poses: Tensor) -> bool:
     """True if a pose is inf or nan, or in rare cases if the sum overflows: one sum is a quick test."""
-    return not math.isfinite(poses.sum().item())
+    return not math.isfinite(sum_of_poses.item())
+
+
+def without_silent(poses: Tensor, activations: Tensor) -> Tensor:
+    """A copy of the poses, with zeros instead of inf and nan in children whose activation is zero."""
+    return poses.masked_fill(silent_and_not_finite(poses, activations), 0)
 
 
 def silent_and_not_finite(poses: Tensor, activations: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Kept:
             to.copy_(x)
         self.beta_u.copy_(fits[0].beta_u)
         self.beta_a.copy_(fits[0].beta_a)
-        if has_non_finite(own.poses):
+        if has_non_finite(own.poses.sum()):
             own.poses.masked_fill_(silent_and_not_finite(own.poses, own.activations), 0)
 
 

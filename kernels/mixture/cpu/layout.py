@@ -25,6 +25,7 @@ from tritoncaps.kernels.common.cpu.compiling import kernel
 from tritoncaps.kernels.common.cpu.processor import VECTOR_BYTES
 from tritoncaps.kernels.common.cpu.tasks import first_task, next_task
 from tritoncaps.kernels.common.cpu.threads import Plan
+from tritoncaps.kernels.common.cpu.workspace import scratch
 from tritoncaps.kernels.common.numerics import least_support, wide_dtype
 from tritoncaps.kernels.common.tables import Tables, offset_of
 from tritoncaps.kernels.mixture.backend import VoteSource
@@ -160,18 +161,35 @@ class Call:
 
 def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, competition: str) -> Call:
     """Pack poses [N, B, L, 16], activations [N, B, L] and weight [K, B, C, 4, 4], with any strides."""
+    rows = scratch("weight", weight_shape(weight, poses.dtype), poses.dtype)
+    call = call_of(poses, activations, weight, rows, tables, competition)
+    add_pack_weight(call, weight)
+    return call
+
+
+def call_of(
+    poses: Tensor, activations: Tensor, weight: Tensor, rows: Tensor, tables: Tables, competition: str
+) -> Call:
+    """A call whose weight is packed in ``rows``; or later, by `add_pack_weight`."""
     sizes = _sizes(tables, competition, poses.shape[1:3], weight.shape[:3], poses.dtype)
     edges = sizes._replace(
         poses=array(contiguous("poses", poses)),
         activations=array(contiguous("activations", activations)),
-        weight=scratch_array(
-            "weight", sizes.blocks * sizes.child_types * sizes.weights * 16 * sizes.lanes, poses.dtype
-        ),
+        weight=array(rows),
         images=poses.shape[0],
     )
-    call = Call(edges, poses.dtype, Plan(alone=_votes(sizes, edges.images) <= ALONE))
-    call.plan.add(_pack_weight_kernel, edges.weights * edges.child_types, edges, array(weight))
-    return call
+    return Call(edges, poses.dtype, Plan(alone=_votes(sizes, edges.images) <= ALONE))
+
+
+def add_pack_weight(call: Call, weight: Tensor) -> None:
+    call.plan.add(_pack_weight_kernel, call.edges.weights * call.edges.child_types, call.edges, array(weight))
+
+
+def weight_shape(weight: Tensor, dtype: torch.dtype) -> tuple[int, ...]:
+    """The shape of `Edges.weight`."""
+    K, B, C = weight.shape[:3]
+    lanes, blocks = vectors(C, dtype)
+    return blocks, B, K, 16, lanes
 
 
 def is_small(tables: Tables, competition: str, poses: Tensor, weight: Tensor) -> bool:

@@ -20,7 +20,7 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
     """Mean, variance, logit and the component of the likelihood, from the moments of d = V - centre."""
     support, floor = moments[Moment.TOTAL], numbers.broadcast(Number.VARIANCE_FLOOR)
     exists = betas[Beta.EXISTS] > 0.0
-    alone, scale = _inverse_support(support, numbers)
+    alone, scale = inverse_support(support, numbers)
     log_variance = None
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
@@ -43,7 +43,7 @@ def _fit(statistics: Rows, moments: Rows, minus_centre: Rows, betas: Rows, numbe
 
 def _collect(statistics: Rows, moments: Rows, minus_centre: Rows, numbers: Rows) -> None:
     """Support, mean and variance from the moments of d = V - centre; the variance is in the rows of the precision."""
-    alone, scale = _inverse_support(moments[Moment.TOTAL], numbers)
+    alone, scale = inverse_support(moments[Moment.TOTAL], numbers)
     for h in range(ENTRIES):
         shift = moments[Moment.FIRST + h] * scale
         variance = fma(moments[Moment.SECOND + h], scale, -(shift * shift))
@@ -56,7 +56,7 @@ def _collect(statistics: Rows, moments: Rows, minus_centre: Rows, numbers: Rows)
 
 def _fit_backward(slopes: Rows, gradients: Rows, statistics: Rows, before: Rows, betas: Rows, numbers: Rows) -> None:
     """The slopes of an M-step from the gradients of its logit, mean and variance."""
-    scale = _inverse_support(statistics[Statistic.SUPPORT], numbers)[1]
+    scale = inverse_support(statistics[Statistic.SUPPORT], numbers)[1]
     inverse_temperature = numbers.broadcast(Number.INVERSE_TEMPERATURE)
     grad_beta_a = gradients[Moment.TOTAL] * inverse_temperature
     grad_cost = -grad_beta_a / numbers.broadcast(Number.MEAN_DATA)
@@ -105,7 +105,7 @@ def _cost_of_datum(log_variance: Vector, betas: Rows) -> Vector:
     return fma(log_variance, 0.5, betas[Beta.U] * ENTRIES)
 
 
-def _inverse_support(support: Vector, numbers: Rows) -> tuple[ir.Value, Vector]:
+def inverse_support(support: Vector, numbers: Rows) -> tuple[ir.Value, Vector]:
     """Whether a parent has no support S (false for nan), and 1 / S, or 1 for a parent without support."""
     alone = support.not_above(numbers.broadcast(Number.LEAST_SUPPORT))
     return alone, support.like(1.0) / where(alone, support.like(1.0), support)

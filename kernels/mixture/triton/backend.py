@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritoncaps.kernels.mixture.backend import Components, Slopes, VoteSource
+from tritoncaps.kernels.mixture.backend import Components, MomentGradients, Packed, VoteSource
 from tritoncaps.kernels.mixture.triton import parents
 from tritoncaps.kernels.mixture.triton.em_routing import (
     TritonPasses,
@@ -21,7 +21,7 @@ from tritoncaps.kernels.mixture.triton.em_routing import (
     statistics_shape,
 )
 from tritoncaps.kernels.mixture.triton.kept import kept_backward, kept_forward
-from tritoncaps.kernels.mixture.triton.launch import Edges
+from tritoncaps.kernels.mixture.triton.rows import empty_weight
 from tritoncaps.kernels.mixture.triton.views import (
     ENTRIES,
     child_assignment_gradient,
@@ -62,16 +62,29 @@ class TritonMixture:
     kept_backward = staticmethod(kept_backward)
 
     def em_passes(self, source: VoteSource) -> TritonPasses:
-        return TritonPasses(_edges(source))
+        return TritonPasses(edges_of(source, pack(source)))
 
     def by_iteration(self, saved: Tensor) -> Tensor:
         return saved
 
+    def packed(self, source: VoteSource) -> tuple[Tensor, Tensor, Tensor]:
+        """See `em_routing.pack`. Copies: an operator must not return its inputs."""
+        poses, weight, activations = (
+            x.clone() if x.data_ptr() in (source.poses.data_ptr(), source.weight.data_ptr()) else x
+            for x in pack(source)
+        )
+        return poses, weight, activations
+
+    def empty_packed(self, source: VoteSource) -> tuple[Tensor, Tensor, Tensor]:
+        N, B, L = source.activations.shape
+        poses = source.poses.new_empty(N, L, B, ENTRIES)
+        return poses, empty_weight(source.weight), source.activations.new_empty(N, L, B)
+
     def moments(
-        self, source: VoteSource, before: Components | None, scatter_floor: float
+        self, source: VoteSource, packed: Packed, before: Components | None, scatter_floor: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``scatter_floor`` is unused: the parent view updates the mean with every vote, so variances do not cancel."""
-        edges = _edges(source)
+        edges = edges_of(source, packed)
         support, mean = self.empty_parents(source)
         variance, partial = torch.empty_like(mean), empty_moments(edges)
         if before is None:
@@ -85,10 +98,10 @@ class TritonMixture:
         return support, mean, variance, log_sum
 
     def component_gradients(
-        self, source: VoteSource, before: Components, log_sum: Tensor, slopes: Slopes
+        self, source: VoteSource, packed: Packed, before: Components, log_sum: Tensor, moments: MomentGradients
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        edges, da = _edges(source), self.empty_da(source)
-        statistics, rows, partial = _statistics([before])[0], _slopes([slopes])[0], empty_moments(edges)
+        edges, da = edges_of(source, packed), self.empty_da(source)
+        statistics, rows, partial = _statistics([before])[0], _slopes([moments])[0], empty_moments(edges)
         log_sum = log_sum.contiguous()
         given: dict[str, Any] = {"p_statistics": statistics, "p_log_sum": log_sum, "p_slopes": rows, "p_da": da}
         child_assignment_gradient(edges, statistics, log_sum, rows, da, any_fit=True)
@@ -101,34 +114,30 @@ class TritonMixture:
     def gradients(
         self,
         source: VoteSource,
+        packed: Packed,
         components: Sequence[Components],
         log_sums: Sequence[Tensor],
-        slopes: Sequence[Slopes],
+        moments: Sequence[MomentGradients],
         da: Sequence[Tensor],
         needs_children: bool,
         needs_weight: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         nothing = _empty(source, 0)
         return sweep(
-            _edges(source),
+            edges_of(source, packed),
             needs_children,
             needs_weight,
             p_statistics=_statistics(components) if components else nothing,
-            p_slopes=_slopes(slopes),
+            p_slopes=_slopes(moments),
             p_log_sums=torch.stack(list(log_sums)) if log_sums else nothing,
             p_da=torch.stack(list(da)) if da else nothing,
-            T=len(slopes),
-            ALL=len(slopes) > len(components),
+            T=len(moments),
+            ALL=len(moments) > len(components),
             ANY_FIT=True,
         )
 
 
 BACKEND = TritonMixture()
-
-
-def _edges(source: VoteSource) -> Edges:
-    """The inputs in the layout that kernels read."""
-    return edges_of(source, pack(source))
 
 
 def _empty(source: VoteSource, *shape: int) -> Tensor:
@@ -144,10 +153,10 @@ def _statistics(components: Sequence[Components]) -> Tensor:
     return rows
 
 
-def _slopes(slopes: Sequence[Slopes]) -> Tensor:
+def _slopes(moments: Sequence[MomentGradients]) -> Tensor:
     """Slopes as rows [T, ...], which the views read."""
-    N, P, _, C = slopes[0].centre.shape
-    rows = slopes[0].centre.new_empty(len(slopes), *slopes_shape(N, P, C))
-    for row, given in zip(rows, slopes, strict=True):
-        parents.given_slopes(*given, row)
+    N, P, _, C = moments[0].mean.shape
+    rows = moments[0].mean.new_empty(len(moments), *slopes_shape(N, P, C))
+    for row, given in zip(rows, moments, strict=True):
+        parents.slopes_of_moments(given, row)
     return rows

@@ -87,7 +87,7 @@ def parent_flops(kernel: str, splits: int = 1, pose: int = POSE) -> int:
         "moments_kernel": splits * (7 * pose + 3) + 2 * pose + 1,
         "component_gradients_kernel": splits * (2 * pose + 1) + 3 * pose,
         "components_kernel": pose,
-        "given_slopes_kernel": 0,
+        "slopes_of_moments_kernel": 4 * pose + 1,
         "outputs_kernel": 4,
     }[kernel]
 

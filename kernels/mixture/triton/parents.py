@@ -25,6 +25,7 @@ from torch import Tensor
 from tritoncaps.kernels.common.numerics import least_support
 from tritoncaps.kernels.common.triton import plans
 from tritoncaps.kernels.common.triton.launching import OPTIONS, UNALIGNED, blocks
+from tritoncaps.kernels.mixture.backend import MomentGradients
 from tritoncaps.kernels.mixture.iteration import Fit
 from tritoncaps.kernels.mixture.triton.config import PARENT_WARPS, PARENTS
 from tritoncaps.kernels.mixture.triton.costs import parent_metadata
@@ -312,21 +313,41 @@ def components_kernel(p_mean, p_precision, p_log_weight, p_out, rows, C, BLOCK: 
 
 
 @triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "C"], do_not_specialize_on_alignment=UNALIGNED)
-def given_slopes_kernel(p_offset, p_linear, p_quadratic, p_centre, p_out, rows, C, BLOCK: tl.constexpr):
-    """Copies offset, linear, quadratic and centre to slopes. The rows of the origin are the centre.
+def slopes_of_moments_kernel(
+    p_support,
+    p_mean,
+    p_variance,
+    p_grad_support,
+    p_grad_mean,
+    p_grad_variance,
+    p_out,
+    rows,
+    C,
+    BLOCK: tl.constexpr,
+    LEAST_SUPPORT: tl.constexpr,
+):
+    """The slopes from the moments of an iteration and their gradients. The rows of the origin are the mean.
 
-    p_offset [rows, C], p_linear, p_quadratic, p_centre [rows, 16, C]; p_out: slopes. The kernel does not write the rows
-    of beta_u and beta_a.
+    linear = grad_mean / S,  quadratic = grad_variance / S,  offset = grad_support - sum_h quadratic_h variance_h
+
+    p_support, p_grad_support [rows, C], the others [rows, 16, C]; p_out: slopes. The kernel does not write the rows of
+    beta_u and beta_a.
     """
     o_block, o_lane, o_c, o_j, m_j, m_real = parent_tile(rows, C, BLOCK)
     o_h, m_h = entry_tile(0, ENTRIES, m_real)
     o_entry = (o_j * ENTRIES + o_h) * C + o_c
+    b_support = tl.load(p_support + o_j * C + o_c, mask=m_real, other=1.0)
+    b_inverse = 1 / tl.where(b_support <= LEAST_SUPPORT, 1.0, b_support)  # nan stays nan
+    b_quadratic = tl.load(p_grad_variance + o_entry, mask=m_h, other=0.0) * b_inverse
+    b_variance = tl.load(p_variance + o_entry, mask=m_h, other=0.0)
+    b_offset = tl.load(p_grad_support + o_j * C + o_c, mask=m_real, other=0.0)
+    b_offset -= tl.sum(b_quadratic * b_variance, axis=1)[:, None]
     p_out += o_block * (LINEAR + 3 * ENTRIES) * TYPES + o_lane
     p_row = p_out + (LINEAR + o_h) * TYPES
-    tl.store(p_row, tl.load(p_linear + o_entry, mask=m_h, other=0.0), mask=m_j)
-    tl.store(p_row + ENTRIES * TYPES, tl.load(p_quadratic + o_entry, mask=m_h, other=0.0), mask=m_j)
-    tl.store(p_row + 2 * ENTRIES * TYPES, tl.load(p_centre + o_entry, mask=m_h, other=0.0), mask=m_j)
-    tl.store(p_out + OFFSET * TYPES, tl.load(p_offset + o_j * C + o_c, mask=m_real, other=0.0), mask=m_j)
+    tl.store(p_row, tl.load(p_grad_mean + o_entry, mask=m_h, other=0.0) * b_inverse, mask=m_j)
+    tl.store(p_row + ENTRIES * TYPES, b_quadratic, mask=m_j)
+    tl.store(p_row + 2 * ENTRIES * TYPES, tl.load(p_mean + o_entry, mask=m_h, other=0.0), mask=m_j)
+    tl.store(p_out + OFFSET * TYPES, b_offset, mask=m_j)
 
 
 @triton.jit(launch_metadata=parent_metadata, do_not_specialize=["rows", "C"])
@@ -484,10 +505,11 @@ def components(mean: Tensor, precision: Tensor, log_weight: Tensor, out: Tensor)
     _each_parent(components_kernel, log_weight.shape, **given, p_log_weight=log_weight.contiguous(), p_out=out)
 
 
-def given_slopes(offset: Tensor, linear: Tensor, quadratic: Tensor, centre: Tensor, out: Tensor) -> None:
-    """Copy offset [N, P, C], and linear, quadratic and centre [N, P, 16, C], to slopes."""
-    given = {"p_linear": linear.contiguous(), "p_quadratic": quadratic.contiguous(), "p_centre": centre.contiguous()}
-    _each_parent(given_slopes_kernel, offset.shape, **given, p_offset=offset.contiguous(), p_out=out)
+def slopes_of_moments(moments: MomentGradients, out: Tensor) -> None:
+    """The slopes of an iteration with any fit, from its moments and their gradients."""
+    given = {f"p_{name}": x.contiguous() for name, x in moments._asdict().items()}
+    least = least_support(out.dtype)
+    _each_parent(slopes_of_moments_kernel, moments.support.shape, **given, p_out=out, LEAST_SUPPORT=least)
 
 
 def beta_gradients(slopes: Tensor, types: int) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,12 @@ def pack_weight(weight: Tensor) -> Tensor:
     return padded.reshape(K, B, type_blocks(C), TYPES.value, ENTRIES.value).transpose(3, 4).contiguous()
 
 
+def empty_weight(weight: Tensor) -> Tensor:
+    """An empty tensor for the result of `pack_weight`."""
+    K, B, C = weight.shape[:3]
+    return weight.new_empty(K, B, type_blocks(C), ENTRIES.value, TYPES.value)
+
+
 def unpack(rows: Tensor, types: int) -> Tensor:
     """[..., blocks, rows, 16] -> [..., rows, C]."""
     return rows.transpose(-2, -3).flatten(-2)[..., :types]
