@@ -174,3 +174,23 @@ def test_fake_passes_tell_shapes_and_strides(competition):
 def checked(operator, *arguments):
     torch.library.opcheck(operator, arguments, test_utils="test_faketensor")
     return operator(*arguments)
+
+
+def test_cpu_assignments_are_zero_before_they_are_subnormal():
+    """Instructions are many times slower with subnormal numbers."""
+    types, tables, ops = 64, RoutingMap.conv((1,), (1,), (1,), (0,)).tables(), torch.ops.tritoncaps
+    poses, activations, weight = torch.randn(2, B, 1, 4, 4), torch.ones(2, B, 1), torch.randn(1, B, types, 4, 4)
+    packed = ops.mixture_packed(poses, activations, weight, list(tables), "global", "cpu")
+    votes, options = (poses, activations, weight, list(packed)), (list(tables), "global")
+    log_weight = torch.linspace(0, -120, types).expand(2, 1, types).contiguous()
+    numbers, entries = torch.ones_like(log_weight), torch.zeros(2, 1, H, types)
+    components = [entries, entries + 1e-6, log_weight]
+    log_sum = ops.mixture_moments(*votes, [*components, entries], *options, 0.0, "cpu")[3]
+    of_support = torch.linspace(-100, 100, types) * numbers
+    moments = [numbers, entries, entries + 1, of_support, entries, entries]
+    weights = ops.mixture_component_gradients(*votes, components, log_sum, moments, *options, "cpu")[3][
+        2 * B :
+    ]  # r and dl
+    tiny = torch.finfo(torch.float32).tiny
+    assert ((weights != 0) & (weights.abs() < 1e6 * tiny)).any()
+    assert not ((weights != 0) & (weights.abs() < tiny)).any()

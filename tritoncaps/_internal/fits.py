@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from torch import Tensor
@@ -31,27 +33,40 @@ class Fit:
     def __call__(
         self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        number = (support.shape[0], support.shape[2], *self.out_size)
-        moments = Moments(
-            support.transpose(1, 2).reshape(number),
-            mean.permute(0, 3, 1, 2).reshape(*number, 4, 4),
-            variance.permute(0, 3, 1, 2).reshape(*number, 4, 4),
-            self.data_per_parent,
-        )
-        given = dict(zip(self.names, parameters, strict=True))
-        components = self.routing.fit(moments, given, iteration)
-        check_components(self.routing, components, moments)
-        flat = (support.shape[0], support.shape[2], support.shape[1])
-        of_mean, precision = (
-            x.reshape(*flat, 16).permute(0, 2, 3, 1) for x in (components.mean, components.precision)
-        )
-        log_weight, logit = (x.reshape(flat).transpose(1, 2) for x in (components.log_weight, components.logit))
+        found = self._fit(iteration, *map(self._of_layer, (support, mean, variance)), *parameters)
+        of_mean, precision, log_weight, logit = map(self._of_operator, found)
         return of_mean, precision, log_weight, logit
 
     def vjp(
         self, support: Tensor, mean: Tensor, variance: Tensor, parameters: Sequence[Tensor], iteration: int
     ) -> tuple[Sequence[Tensor], PullBack]:
-        return vjp(lambda s, m, v, *p: self(s, m, v, p, iteration), support, mean, variance, *parameters)
+        """Converts outside of the function that torch differentiates, because each view costs time there."""
+        moments = map(self._of_layer, (support, mean, variance))
+        values, pull_back_fit = vjp(partial(self._fit, iteration), *moments, *parameters)
+
+        def pull_back(grads: Sequence[Tensor | None]) -> Sequence[Tensor]:
+            found = pull_back_fit([None if x is None else self._of_layer(x) for x in grads])
+            return *map(self._of_operator, found[:3]), *found[3:]
+
+        return [self._of_operator(x) for x in values], pull_back
+
+    def _fit(
+        self, iteration: int, support: Tensor, mean: Tensor, variance: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        moments = Moments(support, mean, variance, self.data_per_parent)
+        components = self.routing.fit(moments, dict(zip(self.names, parameters, strict=True)), iteration)
+        check_components(self.routing, components, moments)
+        return tuple(components)  # dynamo cannot trace the vjp of a function that returns a named tuple
+
+    def _of_layer(self, x: Tensor) -> Tensor:
+        """[N, P, C] as [N, C, *out_size], and [N, P, 16, C] as [N, C, *out_size, 4, 4]."""
+        entries = (4, 4) if x.dim() == 4 else ()
+        return x.reshape(len(x), *self.out_size, *entries, x.shape[-1]).movedim(-1, 1)
+
+    def _of_operator(self, x: Tensor) -> Tensor:
+        """The reverse of `_of_layer`."""
+        entries = (16,) if x.dim() > 2 + len(self.out_size) else ()
+        return x.movedim(1, -1).reshape(len(x), math.prod(self.out_size), *entries, x.shape[1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -84,7 +84,7 @@ class EMRouting(MixtureRouting):
         cost = (16 * beta_u + 0.5 * log_variance) * support / (data_per_parent if self.mean_data else 1.0)
         logit = self.lambdas[iteration] * (beta_a - cost)
         log_weight = F.logsigmoid(logit) - 0.5 * (log_variance + 16 * math.log(2 * math.pi))
-        return Components(mean, 1 / variance, log_weight, logit)
+        return Components(mean, variance.reciprocal(), log_weight, logit)
 
     def route(
         self,

@@ -30,9 +30,12 @@ class surroundings:  # noqa: N801, a function to its callers, but cheaper than o
         self.small = tensor.numel() <= SMALL
 
     def __enter__(self) -> None:
-        self.threads, self.openmp, self.mkl = torch.get_num_threads(), _openmp(), _mkl()
-        if self.threads == 1 or hasattr(torchs_threads, "number"):
-            self.openmp = self.mkl = None
+        self.openmp = self.mkl = None
+        if hasattr(torchs_threads, "number"):  # inside of another one
+            return
+        self.threads = torch.get_num_threads()
+        if self.threads > 1:
+            self.openmp, self.mkl = _openmp(), _mkl()
         if self.openmp is not None:
             torchs_threads.number = self.threads
             self.openmp.omp_set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Conversion of components, moments and their gradients between the tensors of operators and the rows that kernels read.
+"""Conversion of components, moments and their gradients between tensors of operators and the rows that kernels read.
 
 Tensors are contiguous [N, P, 16, C] or [N, P, C]. Types are the fastest axis, as in rows [N, P, blocks, rows, lanes]
 (see `layout`), so the copies use vectors. A task owns some parent locations of some images.

@@ -167,9 +167,7 @@ def edges(poses: Tensor, activations: Tensor, weight: Tensor, tables: Tables, co
     return call
 
 
-def call_of(
-    poses: Tensor, activations: Tensor, weight: Tensor, rows: Tensor, tables: Tables, competition: str
-) -> Call:
+def call_of(poses: Tensor, activations: Tensor, weight: Tensor, rows: Tensor, tables: Tables, competition: str) -> Call:
     """A call whose weight is packed in ``rows``; or later, by `add_pack_weight`."""
     sizes = _sizes(tables, competition, poses.shape[1:3], weight.shape[:3], poses.dtype)
     edges = sizes._replace(

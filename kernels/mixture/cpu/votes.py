@@ -14,6 +14,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
+import torch
+
 from tritoncaps.kernels.common.cpu.loops import (
     Number,
     Numbers,
@@ -37,6 +39,7 @@ from tritoncaps.kernels.common.cpu.simd import (
     sum_each,
     where,
 )
+from tritoncaps.kernels.common.numerics import least_support
 from tritoncaps.kernels.mixture.cpu.layout import Coefficient, Edge, Moment, Slope, Statistic
 from tritoncaps.kernels.mixture.cpu.layout import Number as FitNumber
 
@@ -201,6 +204,12 @@ def _of_group(by_type: int, x: Rows) -> Callable[[Number, int], list[Vector]]:
     return lambda first, count: [of_all] * count
 
 
+def _without_subnormal(exponentials: list[Vector]) -> list[Vector]:
+    """Zero for those whose products may be subnormal: instructions are many times slower with such numbers."""
+    least = least_support(torch.float32 if exponentials[0].form.bits == 32 else torch.float64)
+    return [where(e.not_above(least), e.like(0.0), e) for e in exponentials]
+
+
 def _exponentials(by_type: int, l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
     """In place: e = exp(l - greatest) replaces l; total += e."""
     highest = _of_group(by_type, greatest)
@@ -210,7 +219,7 @@ def _exponentials(by_type: int, l: Rows, total: Rows, greatest: Rows, count: Num
         exponents = [row[0] - top for row, top in zip(rows, highest(first, together), strict=True)]
         sums = _following(total, first, together, number(total.form.lanes)) if by_type else [total]
         added = [x[0] for x in sums]
-        for i, (row, e) in enumerate(zip(rows, exp(exponents), strict=True)):
+        for i, (row, e) in enumerate(zip(rows, _without_subnormal(exp(exponents)), strict=True)):
             row[0] = e
             added[i % len(added)] = added[i % len(added)] + e
         for x, value in zip(sums, added, strict=True):
@@ -233,7 +242,7 @@ def _assignments(
     def some(first: Number, together: int) -> None:
         rows = _following(l, first, together, step)
         exponents = [row[0] - top for row, top in zip(rows, highest(first, together), strict=True)]
-        for row, e, scale in zip(rows, exp(exponents), scales(first, together), strict=True):
+        for row, e, scale in zip(rows, _without_subnormal(exp(exponents)), scales(first, together), strict=True):
             row[0] = e * scale
 
     for_rows(l, count, some)
