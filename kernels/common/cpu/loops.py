@@ -199,6 +199,24 @@ def looping_microkernel(emit: Callable[..., None], *leading: int, vector_bytes: 
     return intrinsic(function)
 
 
+def flagged_microkernel(emit: Callable[..., None]) -> Any:
+    """The micro-kernel of emit(flag, rows, ...), where the flag is the last argument of the micro-kernel, 0 or 1."""
+    _, *parameters = inspect.signature(emit).parameters.values()
+
+    def emit_both(*arguments: Any) -> None:
+        *given, flag = arguments
+        with given[0].builder.if_else(given[0].builder.icmp_signed("!=", flag, number(0))) as (true, false):
+            with true:
+                emit(1, *given)
+            with false:
+                emit(0, *given)
+
+    flag = inspect.Parameter("flag", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Number")
+    emit_both.__signature__ = inspect.Signature([*parameters, flag])  # type: ignore[attr-defined]
+    emit_both.__name__, emit_both.__doc__ = emit.__name__, emit.__doc__
+    return looping_microkernel(emit_both)
+
+
 def zero(rows: Rows) -> Vector:
     """A vector of zeros: the start of a sum."""
     return Vector(rows.builder, rows.form, rows.form.constant(0.0))

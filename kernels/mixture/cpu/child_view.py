@@ -19,20 +19,15 @@ from tritoncaps.kernels.common.cpu.compiling import kernel, part
 from tritoncaps.kernels.mixture.cpu.layout import Edge, Slope, Statistic
 from tritoncaps.kernels.mixture.cpu.votes import (
     add_products,
-    add_products_of_types,
     assignments,
-    assignments_of_types,
     exponentials,
-    exponentials_of_types,
     fill,
     gradient_weights,
-    gradient_weights_of_types,
     greatest_of_lanes,
     inverse,
     likelihoods,
     likelihoods_and_gradients,
     scale,
-    scale_types,
     sum_of_lanes,
 )
 
@@ -42,11 +37,10 @@ CHILD, GROUP, NUMBERS = Edge.CHILD, Edge.GROUP, Edge.NUMBERS
 
 @kernel
 def new_sums(e):  # type: ignore[no-untyped-def]
-    """Memory of a task: sums [groups, lanes], an array [groups, width] and one [groups]. Groups are padded to whole
-    vectors."""
+    """Memory of a task: sums [groups, lanes], and two arrays [groups, width]. Groups are padded to whole vectors."""
     groups = -(-e.together * max(e.groups, e.children_count) // e.lanes) * e.lanes
-    numbers = groups * e.width
-    return np.empty(groups * e.lanes, e.poses.dtype), np.empty(numbers, e.poses.dtype), np.empty(groups, e.poses.dtype)
+    numbers, dtype = groups * e.width, e.poses.dtype
+    return np.empty(groups * e.lanes, dtype), np.empty(numbers, dtype), np.empty(numbers, dtype)
 
 
 @part
@@ -92,11 +86,7 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
                 statistics, ((n * e.parents_count + p) * e.blocks + block) * STATISTICS * lanes,
                 e.edges, first * NUMBERS, last - first,
             )  # fmt: skip
-    if e.width > 1:
-        _normalise_types(e, types, children, r, sums, greatest)
-        total = sums
-    else:
-        _normalise(e, types, children, r, sums, greatest, total)
+    _normalise(e, types, children, r, sums, greatest, total)
     for i in range(numbers):
         log_sum[kept + i] = greatest[i]
         log_sum[len(log_sum) // 2 + kept + i] = total[i]
@@ -105,45 +95,39 @@ def assignment_weights(e, n, b, types, r, sums, greatest, total, statistics, log
 @part
 def _normalise(e, types, children, r, sums, greatest, total):  # type: ignore[no-untyped-def]
     """In place: r = R a replaces l. `sums` [groups, lanes] are the greatest l of each lane; `greatest` and `total`
-    [groups] become the greatest l and 1 / sum exp(l - greatest)."""
-    lanes, step, groups = e.lanes, e.together * e.edges_count * e.lanes, types * e.groups
-    for g in range(0, groups, lanes):
-        greatest_of_lanes(greatest, g, sums, g * lanes)
+    [groups, width] become the greatest l and 1 / sum exp(l - greatest)."""
+    lanes, width, step, groups = e.lanes, e.width, e.together * e.edges_count * e.lanes, types * e.groups
+    if width > 1:
+        for i in range(groups * lanes):
+            greatest[i] = sums[i]
+    else:
+        for g in range(0, groups, lanes):
+            greatest_of_lanes(greatest, g, sums, g * lanes)
     sums[:] = 0
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
-            g = e.edges[edge * NUMBERS + GROUP]
-            exponentials(r, edge * lanes, sums, g * lanes, greatest, g, e.blocks, step)
-    for g in range(0, groups, lanes):
-        sum_of_lanes(total, g, sums, g * lanes)
-        inverse(total, g)
+            group = e.edges[edge * NUMBERS + GROUP]
+            exponentials(r, edge * lanes, sums, group * lanes, greatest, group * width, e.blocks, step, width > 1)
+    _sums_of_groups(e, groups, total, sums)
+    for i in range(0, groups * width, lanes):
+        inverse(total, i)
     for p in range(e.parents_count):
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             child, group = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP]
-            scale(r, edge * lanes, total, group, e.activations, child, e.blocks, step)
+            scale(r, edge * lanes, total, group * width, e.activations, child, e.blocks, step, width > 1)
 
 
 @part
-def _normalise_types(e, types, children, r, sums, greatest):  # type: ignore[no-untyped-def]
-    """In place: r = R a replaces l; the same for each lane by itself. `sums` [groups, lanes] are the greatest l, and
-    become 1 / sum exp(l - greatest), with `greatest` [groups, lanes]."""
-    lanes, step = e.lanes, e.together * e.edges_count * e.lanes
-    for i in range(len(sums)):
-        greatest[i], sums[i] = sums[i], 0
-    for p in range(e.parents_count):
-        first, last = edges_of(e, p, types)
-        for edge in range(first, last):
-            row = e.edges[edge * NUMBERS + GROUP] * lanes
-            exponentials_of_types(r, edge * lanes, sums, row, greatest, row, e.blocks, step)
-    for row in range(0, types * e.groups * lanes, lanes):
-        inverse(sums, row)
-    for p in range(e.parents_count):
-        first, last = edges_of(e, p, types)
-        for edge in range(first, last):
-            child, row = children + e.edges[edge * NUMBERS + CHILD], e.edges[edge * NUMBERS + GROUP] * lanes
-            scale_types(r, edge * lanes, sums, row, e.activations, child, e.blocks, step)
+def _sums_of_groups(e, groups, out, sums):  # type: ignore[no-untyped-def]
+    """out [groups, width] from the sums [groups, lanes] of each lane."""
+    if e.width > 1:
+        for i in range(groups * e.lanes):
+            out[i] = sums[i]
+    else:
+        for g in range(0, groups, e.lanes):
+            sum_of_lanes(out, g, sums, g * e.lanes)
 
 
 @part
@@ -167,10 +151,7 @@ def assignments_and_gradient(e, n, b, types, R, G, statistics, slopes, log_sum):
         for edge in range(first, last):
             greatest = (kept + e.edges[edge * NUMBERS + GROUP]) * e.width
             total = len(log_sum) // 2 + greatest
-            if e.width > 1:
-                assignments_of_types(R, edge * lanes, log_sum, greatest, log_sum, total, e.blocks, step)
-            else:
-                assignments(R, edge * lanes, log_sum, greatest, log_sum, total, e.blocks, step)
+            assignments(R, edge * lanes, log_sum, greatest, log_sum, total, e.blocks, step, e.width > 1)
 
 
 @part
@@ -182,15 +163,8 @@ def assignment_gradient(e, n, b, types, R, G, sums, joined, da):  # type: ignore
         first, last = edges_of(e, p, types)
         for edge in range(first, last):
             row = e.edges[edge * NUMBERS + GROUP] * lanes
-            if e.width > 1:
-                add_products_of_types(sums, row, R, edge * lanes, G, edge * lanes, e.blocks, step)
-            else:
-                add_products(sums, row, R, edge * lanes, G, edge * lanes, e.blocks, step)
-    if e.width > 1:
-        joined = sums
-    else:
-        for g in range(0, types * e.groups, lanes):
-            sum_of_lanes(joined, g, sums, g * lanes)
+            add_products(sums, row, R, edge * lanes, G, edge * lanes, e.blocks, step, e.width > 1)
+    _sums_of_groups(e, types * e.groups, joined, sums)
     first_number = (n * e.child_types + b) * e.groups * e.width
     for i in range(types * e.groups * e.width):
         da[first_number + i] = joined[i]
@@ -205,9 +179,6 @@ def weights_of_gradient(e, n, b, types, R, G, da):  # type: ignore[no-untyped-de
         for edge in range(first, last):
             child = child_type * e.children_count + e.edges[edge * NUMBERS + CHILD]
             group = (child_type * e.groups + e.edges[edge * NUMBERS + GROUP]) * e.width
-            if e.width > 1:
-                gradient_weights_of_types(
-                    R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step
-                )
-            else:
-                gradient_weights(R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step)
+            gradient_weights(
+                R, edge * lanes, G, edge * lanes, e.activations, child, da, group, e.blocks, step, e.width > 1
+            )

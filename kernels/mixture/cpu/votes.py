@@ -20,6 +20,7 @@ from tritoncaps.kernels.common.cpu.loops import (
     Number,
     Numbers,
     at,
+    flagged_microkernel,
     for_each,
     for_rows,
     looping_microkernel,
@@ -182,7 +183,7 @@ def _likelihoods_and_gradients(
 
 # The softmax over the parents of a child: `count` rows of one edge, `step` apart; sums of lanes, for `lanes` groups at
 # a time. `greatest`, `total`, `inverse` and `da` of a group are one number (in `total`, one for each lane). If only
-# positions compete (`by_type`), they are numbers of the types: `count` consecutive rows.
+# positions compete, they are numbers of the types, `count` consecutive rows: then `by_type` is 1, the last argument.
 
 
 def _fill(row: Rows, x: Rows, y: Rows, count: Number, step: Number) -> None:
@@ -544,11 +545,9 @@ likelihoods = looping_microkernel(_likelihoods)
 likelihoods_and_gradients = looping_microkernel(_likelihoods_and_gradients)
 
 fill, first_weights = map(looping_microkernel, (_fill, _first_weights))
-exponentials, exponentials_of_types = (looping_microkernel(_exponentials, by_type) for by_type in (0, 1))
-assignments, assignments_of_types = (looping_microkernel(_assignments, by_type) for by_type in (0, 1))
-scale, scale_types = (looping_microkernel(_scale, by_type) for by_type in (0, 1))
-add_products, add_products_of_types = (looping_microkernel(_add_products, by_type) for by_type in (0, 1))
-gradient_weights, gradient_weights_of_types = (looping_microkernel(_gradient_weights, by_type) for by_type in (0, 1))
+exponentials, assignments, scale, add_products, gradient_weights = map(
+    flagged_microkernel, (_exponentials, _assignments, _scale, _add_products, _gradient_weights)
+)
 greatest_of_lanes, sum_of_lanes, inverse = map(microkernel, (_greatest_of_lanes, _sum_of_lanes, _inverse))
 
 add_moments = looping_microkernel(_add_moments)
