@@ -21,7 +21,6 @@ from tritoncaps._internal.checks import (
     Form,
     check_activations,
     check_alike,
-    check_competition,
     check_labels,
     check_map,
     check_number,
@@ -44,6 +43,8 @@ from tritoncaps.kernels.mixture import operators as ops
 from tritoncaps.kernels.mixture import stored_operators as vote_ops
 from tritoncaps.kernels.mixture.function import mixture_routing as fused_mixture_routing
 from tritoncaps.routing import DynamicRouting, EMRouting, MatrixRouting, MixtureRouting
+from tritoncaps.routing.base import check_choice
+from tritoncaps.routing.mixture import COMPETITIONS
 from tritoncaps.routing_map import RoutingMap
 
 __all__ = [
@@ -569,7 +570,7 @@ def m_step(
     check_tensors(**given)
     check_number("inverse_temperature", inverse_temperature, 0.0)
     check_number("variance_floor", variance_floor, 0.0)
-    check_competition(competition)
+    check_choice("competition", competition, COMPETITIONS)
     check_alike(**given)
     _check_votes(votes, routing_map)
     images, _, _, in_caps, out_caps = votes.shape[:5]
@@ -657,7 +658,7 @@ def e_step(
     check_shape("mean", gaussians.mean, [*parents, *votes.shape[5:]])
     check_shape("variance", gaussians.variance, [*parents, *votes.shape[5:]])
     check_shape("logits", gaussians.logits, parents)
-    check_competition(competition)
+    check_choice("competition", competition, COMPETITIONS)
     chosen = backends.choose(backend, votes.device)
     if chosen == "reference":
         return reference.e_step(votes, gaussians, routing_map, competition=competition)
@@ -928,7 +929,7 @@ def initial_assignments(
     check_tensor("activations", activations)
     check_shape("activations", activations, ["N", "B", *routing_map.in_size])
     check_positive(num_types=num_types)
-    check_competition(competition)
+    check_choice("competition", competition, COMPETITIONS)
     return reference.initial_assignments(activations, num_types, routing_map, competition)
 
 

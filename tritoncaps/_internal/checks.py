@@ -113,11 +113,6 @@ def check_routing(routing: object, expected: type) -> None:
         raise TypeError(f"routing must be an instance of {expected.__name__}, but it is {routing!r}")
 
 
-def check_competition(competition: object) -> None:
-    if competition not in ("global", "local", "positions"):
-        raise ValueError(f"competition must be 'global', 'local' or 'positions', but it is {competition!r}")
-
-
 def check_positive(**numbers: object) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

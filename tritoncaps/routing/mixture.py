@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from tritoncaps.routing_map import RoutingMap
 
 Competition = Literal["global", "local", "positions"]
 Gradient = Literal["all", "last"]
+COMPETITIONS: tuple[str, ...] = get_args(Competition)
 
 
 class Moments(NamedTuple):
@@ -111,7 +112,7 @@ class MixtureRouting(MatrixRouting):
 
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
-        check_choice("competition", self.competition, ("global", "local", "positions"))
+        check_choice("competition", self.competition, COMPETITIONS)
         check_choice("gradient", self.gradient, ("all", "last"))
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tritoncaps.routing import EMRouting, VBRouting
+from tritoncaps.routing.mixture import COMPETITIONS
 from tritoncaps.routing_map import RoutingMap
 from tritoncaps.testing.problems import LAYOUTS, Problem
 
@@ -81,7 +82,7 @@ def vb_routings() -> st.SearchStrategy[VBRouting]:
 def mixture_options() -> dict[str, st.SearchStrategy]:
     """Strategies for the options of all mixture routings, except the iterations, by name."""
     return {
-        "competition": st.sampled_from(["global", "local", "positions"]),
+        "competition": st.sampled_from(COMPETITIONS),
         "gradient": st.sampled_from(["all", "last"]),
     }
 

@@ -10,7 +10,8 @@ from typing import Any, get_args, get_type_hints
 
 from tritoncaps.data import DATASETS
 from tritoncaps.data.pipeline import CROPS
-from tritoncaps.training.networks import COMPETITIONS, NETWORKS
+from tritoncaps.routing.mixture import COMPETITIONS
+from tritoncaps.training.networks import NETWORKS
 
 LOSSES = ("auto", "spread", "margin", "cross-entropy", "logit-cross-entropy")
 

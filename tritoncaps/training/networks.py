@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from tritoncaps.models import CapsNet, EfficientCapsNet, MatrixCapsNet, TinyCapsNet, baselines
-from tritoncaps.routing.mixture import Competition
 
-COMPETITIONS = get_args(Competition)
 MATRIX_CAPSNETS = ("matrix-capsnet-small", "matrix-capsnet")
 EM_NETWORKS = (*MATRIX_CAPSNETS, "tiny-capsnet")
 
