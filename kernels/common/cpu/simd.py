@@ -221,8 +221,9 @@ _EXP = {
 }
 
 
-def exp(xs: list[Vector]) -> list[Vector]:
-    """exp(x) for x <= 0, to 1 or 2 units in the last place, with gradual underflow.
+def exp(xs: list[Vector], zero_until: float | None = None) -> list[Vector]:
+    """exp(x) for x <= 0, to 1 or 2 units in the last place, with gradual underflow. With ``zero_until``, the result is 0
+    for x <= zero_until, which must be so large that no result is subnormal.
 
     exp(x) = 2^n exp(r), r = x - n ln 2, |r| <= ln(2) / 2. It adds n + extra to the exponent bits, where extra keeps the
     result a normal number, and divides by 2^extra at the end. One exp is a long chain of dependent operations, so
@@ -230,6 +231,8 @@ def exp(xs: list[Vector]) -> list[Vector]:
     """
     form, builder = xs[0].form, xs[0].builder
     (high, low), degree, magic, mantissa, extra, least = _EXP[form.bits]
+    if zero_until is not None:
+        extra, least = 0, zero_until
     xs = [maximum(x, least) for x in xs]
     shifted = [fma(x, 1 / math.log(2), magic + extra) for x in xs]  # lowest bits: the integer n + extra
     ns = [x - (magic + extra) for x in shifted]
@@ -242,6 +245,8 @@ def exp(xs: list[Vector]) -> list[Vector]:
     powers = [builder.shl(x.bits(), shift) for x in shifted]
     ys = [y.from_bits(builder.add(y.bits(), power)) for y, power in zip(ys, powers, strict=True)]
     # x - x is 0, or nan if x is: a nan with other bits than the usual one could become a number above
+    if zero_until is not None:
+        return [where(x > least, y, x - x) for y, x in zip(ys, xs, strict=True)]
     return [fma(y, 2.0**-extra, x - x) for y, x in zip(ys, xs, strict=True)]
 
 

@@ -12,6 +12,7 @@ Arguments: `poses` are the 16 numbers of a child; `weight` and `dv` have 16 rows
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -205,10 +206,10 @@ def _of_group(by_type: int, x: Rows) -> Callable[[Number, int], list[Vector]]:
     return lambda first, count: [of_all] * count
 
 
-def _without_subnormal(exponentials: list[Vector]) -> list[Vector]:
-    """Zero for those whose products may be subnormal: instructions are many times slower with such numbers."""
-    least = least_support(torch.float32 if exponentials[0].form.bits == 32 else torch.float64)
-    return [where(e.not_above(least), e.like(0.0), e) for e in exponentials]
+def _exp(exponents: list[Vector]) -> list[Vector]:
+    """exp(x), or zero where its products may be subnormal: instructions are many times slower with such numbers."""
+    least = least_support(torch.float32 if exponents[0].form.bits == 32 else torch.float64)
+    return exp(exponents, zero_until=math.log(least))
 
 
 def _exponentials(by_type: int, l: Rows, total: Rows, greatest: Rows, count: Number, step: Number) -> None:  # noqa: E741
@@ -220,7 +221,7 @@ def _exponentials(by_type: int, l: Rows, total: Rows, greatest: Rows, count: Num
         exponents = [row[0] - top for row, top in zip(rows, highest(first, together), strict=True)]
         sums = _following(total, first, together, number(total.form.lanes)) if by_type else [total]
         added = [x[0] for x in sums]
-        for i, (row, e) in enumerate(zip(rows, _without_subnormal(exp(exponents)), strict=True)):
+        for i, (row, e) in enumerate(zip(rows, _exp(exponents), strict=True)):
             row[0] = e
             added[i % len(added)] = added[i % len(added)] + e
         for x, value in zip(sums, added, strict=True):
@@ -243,7 +244,7 @@ def _assignments(
     def some(first: Number, together: int) -> None:
         rows = _following(l, first, together, step)
         exponents = [row[0] - top for row, top in zip(rows, highest(first, together), strict=True)]
-        for row, e, scale in zip(rows, _without_subnormal(exp(exponents)), scales(first, together), strict=True):
+        for row, e, scale in zip(rows, _exp(exponents), scales(first, together), strict=True):
             row[0] = e * scale
 
     for_rows(l, count, some)
