@@ -222,8 +222,8 @@ _EXP = {
 
 
 def exp(xs: list[Vector], zero_until: float | None = None) -> list[Vector]:
-    """exp(x) for x <= 0, to 1 or 2 units in the last place, with gradual underflow. With ``zero_until``, the result is 0
-    for x <= zero_until, which must be so large that no result is subnormal.
+    """exp(x) for x <= 0, to 1 or 2 units in the last place, with gradual underflow. With ``zero_until``, the result is
+    0 for x <= zero_until, which must be so large that no result is subnormal.
 
     exp(x) = 2^n exp(r), r = x - n ln 2, |r| <= ln(2) / 2. It adds n + extra to the exponent bits, where extra keeps the
     result a normal number, and divides by 2^extra at the end. One exp is a long chain of dependent operations, so
