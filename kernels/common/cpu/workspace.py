@@ -1,8 +1,8 @@
 """Scratch memory that calls reuse, and memory for large results.
 
 New memory of a few MiB costs a page fault for every 4 KiB, and threads wait for each other during page faults. So each
-thread keeps the arrays that kernels use only during a call. Large results get new memory in huge pages, as in NumPy: if
-the system has them, there is only one fault for every 2 MiB.
+thread keeps the arrays that kernels use only during a call, and those that an operator returns for the next one. Large
+results get new memory in huge pages, as in NumPy: if the system has them, there is only one fault for every 2 MiB.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import ctypes
 import math
 import mmap
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,39 @@ def scratch(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):  # a later call may write to it outside of inference mode
             buffers[key] = torch.empty(count, dtype=dtype)
     return buffers[key][:count].view(tuple(shape))
+
+
+class _Buffer:
+    """Memory for one tensor at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8).numpy()
+        self.array: Callable[[], Any] = lambda: None  # to which the tensor and its views refer, if there is one
+
+    def tensor(self, size: int, dtype: torch.dtype) -> Tensor:
+        array = self.memory[:size]
+        self.array = weakref.ref(array)
+        return torch.frombuffer(array, dtype=dtype)
+
+
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.all: list[_Buffer] = []
+
+
+_buffers = _Buffers()
+
+
+def short_lived(count: int, dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory for a result; when no tensor refers to it any more, a later call in this thread gets it."""
+    size = count * dtype.itemsize
+    if not 0 < size <= LARGEST:
+        return torch.empty(count, dtype=dtype)
+    used = [x for x in _buffers.all if x.array() is not None]
+    # free buffers that are too small end here, so there are never more buffers than tensors at the same time
+    free = [x for x in _buffers.all if x.array() is None and len(x.memory) >= size] or [_Buffer(size)]
+    _buffers.all = used + free
+    return min(free, key=lambda x: len(x.memory)).tensor(size, dtype)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tritoncaps.kernels.common.cpu.arrays import array
-from tritoncaps.kernels.common.cpu.workspace import scratch
+from tritoncaps.kernels.common.cpu.workspace import scratch, short_lived
 from tritoncaps.kernels.common.numerics import POSE, least_support, widen
 from tritoncaps.kernels.mixture.backend import Components, MomentGradients, Packed, VBKernels, VoteSource
 from tritoncaps.kernels.mixture.cpu import vb
@@ -80,12 +80,16 @@ class CPUMixture:
 
     def empty_da(self, source: VoteSource) -> Tensor:
         """da [N, B, G], followed by the weights of gradients (`layout.weights_count`), which `gradients` uses again."""
+        return source.poses.new_empty(self._da_and_weights_count(source), dtype=source.dtype)
+
+    @staticmethod
+    def _da_and_weights_count(source: VoteSource) -> int:
         images, types, _ = source.activations.shape
         parents, slots = source.tables.children.shape
         weights, _, parent_types = source.weight.shape[:3]
         together = types_together(types, weights, slots)
         kept = weights_count(images, types, parent_types, together, parents * slots, source.dtype)
-        return source.poses.new_empty(_da_count(source) + kept, dtype=source.dtype)
+        return _da_count(source) + kept
 
     def empty_outputs(self, source: VoteSource) -> tuple[Tensor, Tensor]:
         return empty_outputs(*source.parents, source.poses.dtype, source.poses.device)
@@ -136,7 +140,8 @@ class CPUMixture:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         call = _call(source, packed)
         grad_log_weight, grad_mean = self.empty_parents(source)
-        grad_precision, da = torch.empty_like(grad_mean), self.empty_da(source)
+        grad_precision = torch.empty_like(grad_mean)
+        da = short_lived(self._da_and_weights_count(source), source.dtype)
         if call.edges.edges_count < source.tables.children.numel() or call.edges.child_types % call.edges.together:
             da.zero_()  # the kernels do not write the weights of missing edges and types
         components = _pack_components(call, source, [before])
