@@ -2,7 +2,9 @@
 
 import csv
 import json
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import official_files as official
@@ -22,16 +24,19 @@ from tritoncaps.experiments.ablation import VARIANTS, _variants
 from tritoncaps.experiments.convergence import changes_of
 from tritoncaps.experiments.dimensions import OFFSETS, draw_moved
 from tritoncaps.experiments.gallery import collect
+from tritoncaps.experiments.novel_viewpoints import FULL_CAPSULES, FULL_CNN, FULL_STEPS
 from tritoncaps.experiments.routing_matters import with_routing
 from tritoncaps.experiments.segmentation import pixel_accuracy
 from tritoncaps.experiments.variants import FullMatrices, MixingProportions
 from tritoncaps.experiments.vote_histograms import vote_distances
 from tritoncaps.models import CapsNet
 from tritoncaps.training import Config, ConfigError, Evaluation, train
+from tritoncaps.training.config import read_config
 from tritoncaps.training.evaluation import views
 from tritoncaps.training.metrics import read_metrics
 
 PIXELS = 28
+RECIPES = Path(__file__).parent.parent / "docs" / "recipes"
 
 
 def strokes(count):
@@ -371,6 +376,23 @@ def test_novel_viewpoints(tmp_path, toys):
         stopped, other = (cnn, capsules) if cnn["steps"] < 12 else (capsules, cnn)
         assert stopped["held_out_error"] <= other["held_out_error"] + 1e-6 or stopped["steps"] in (3, 12)
     assert report.rows[0]["paper_novel_error"] == 0.135
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("capsules", FULL_CAPSULES), ("cnn", FULL_CNN)], ids=["capsules", "CNN"]
+)
+def test_full_training_for_novel_viewpoints_is_that_of_the_recipe(name, settings):
+    recipe = Config(**read_config(RECIPES / f"smallnorb-novel-views-{name}.toml"))
+    batches = (24_300 // 3 - recipe.validation) // recipe.batch_size
+    assert recipe.epochs * batches == FULL_STEPS
+    full = Config(**settings, data="smallnorb", novel="azimuth")
+    assert replace(full, epochs=recipe.epochs, log_every=recipe.log_every) == recipe
+
+
+def test_full_novel_viewpoints(tmp_path, toys):
+    report = run("novel-viewpoints", tmp_path, toys, images=20, steps=1, quick=False)
+    assert len(report.rows) == 4
+    assert {row["steps"] for row in report.rows} == {1}
 
 
 def test_routing_matters(tmp_path, toys):
