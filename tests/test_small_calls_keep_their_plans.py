@@ -76,7 +76,7 @@ def test_a_large_call_keeps_nothing(plans):
 
 def test_threads_share_a_plan_that_is_not_tiny(plans):
     """More votes than one thread does alone; the second run has tasks for all threads again."""
-    medium = SMALL.but(routing_map=RoutingMap.conv((8, 8), 3))
+    medium = SMALL.but(routing_map=RoutingMap.conv((12, 12), 3))
     compare(medium)
     assert not any(plan.passes.call.plan.alone for plan in plans.values())
     compare(medium.but(seed=1))
