@@ -1,7 +1,7 @@
 """Table 2 of Hinton 2018: train on a third of the views, test on the others.
 
-Capsules and a CNN stop at the same accuracy on held-out images of the familiar views. So the comparison shows only the
-difference on novel views.
+Capsules and a CNN have the same accuracy on held-out images of the familiar views: if necessary, training stops there.
+So the comparison shows only the difference on novel views.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run(lab: Lab) -> None:
         "views",
         _figure(found),
         "Accuracy on test images for each angle of view. The shaded views are those of the training. Both networks "
-        "were stopped at the same accuracy on held-out images of these views.",
+        "have the same accuracy on held-out images of these views.",
     )
     lab.note(
         f"The test images of {data} show other objects than the training images. The numbers of the paper are for "
@@ -85,7 +85,10 @@ def run(lab: Lab) -> None:
 def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
     train = _train_quickly if lab.options.quick else _train_fully
     capsules = train(lab, "capsules", data, factor)
-    cnn = train(lab, "CNN", data, factor, stop_at=capsules.result["accuracy"])
+    # the end of a full training is better than its other steps, so the CNN stops early only if its end is too good
+    cnn = train(lab, "CNN", data, factor, stop_at=capsules.result["accuracy"] if lab.options.quick else 0.0)
+    if cnn.result["accuracy"] > capsules.result["accuracy"]:
+        cnn = train(lab, "CNN", data, factor, stop_at=capsules.result["accuracy"])
     if cnn.result["accuracy"] < capsules.result["accuracy"]:
         capsules = train(lab, "capsules", data, factor, stop_at=cnn.result["accuracy"])
     count = lab.options.images or lab.choose(900, 24_300)
