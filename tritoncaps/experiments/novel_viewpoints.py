@@ -146,7 +146,7 @@ def _figure(found: dict[str, dict[str, dict[str, Any]]]) -> Any:
     polar.axvspan(math.radians(-70), math.radians(50), color="#2e8b57", alpha=0.12, linewidth=0)
     polar.set(ylim=(0, 100), theta_zero_location="N")
     polar.set_yticks([25, 50, 75, 100], ["25%", "50%", "75%", "100%"], fontsize=7.5, color="#667085")
-    polar.set_rlabel_position(280)
+    polar.set_rlabel_position(10)
     polar.set_title("Accuracy by azimuth", loc="center", pad=10)
     for name, numbers in found["elevation"].items():
         angles = [int(degrees("elevation", int(value)).rstrip("°")) for value in numbers["by"]]
