@@ -85,9 +85,9 @@ def run(lab: Lab) -> None:
 def _of_factor(lab: Lab, data: str, factor: str) -> dict[str, dict[str, Any]]:
     train = _train_quickly if lab.options.quick else _train_fully
     capsules = train(lab, "capsules", data, factor)
-    # the end of a full training is better than its other steps, so the CNN stops early only if its end is too good
-    cnn = train(lab, "CNN", data, factor, stop_at=capsules.result["accuracy"] if lab.options.quick else 0.0)
-    if cnn.result["accuracy"] > capsules.result["accuracy"]:
+    # the rate of a full training decays at its end, so the CNN stops before only if its last accuracy is higher
+    cnn = None if lab.options.quick else train(lab, "CNN", data, factor)
+    if cnn is None or cnn.result["accuracy"] > capsules.result["accuracy"]:
         cnn = train(lab, "CNN", data, factor, stop_at=capsules.result["accuracy"])
     if cnn.result["accuracy"] < capsules.result["accuracy"]:
         capsules = train(lab, "capsules", data, factor, stop_at=cnn.result["accuracy"])

@@ -31,7 +31,7 @@ _lock = threading.Lock()
 class Plan:
     """A list of kernels to run one after the other; it can run several times. Waking other threads takes as long as a
     short kernel, so a plan wakes them once for all its kernels. With ``alone``, the calling thread runs all of them,
-    because it finishes before another thread could start."""
+    because they are so short that a second thread costs more than it gains."""
 
     def __init__(self, alone: bool = False) -> None:
         self.calls: Calls = []  # without counters

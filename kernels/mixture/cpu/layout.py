@@ -34,7 +34,7 @@ from tritoncaps.kernels.mixture.iteration import Fit, History
 WEIGHTS_TOGETHER = 1152 // VECTOR_BYTES  # weight blocks of child types routed together: these fit the L1 cache
 EDGES_TOGETHER = 4096 // VECTOR_BYTES  # limit for the edges of a parent, for the same reason
 TYPES_TOGETHER = 8  # limit for the child types
-ALONE = 3072  # vectors of votes; for fewer, one thread finishes before another one could help
+ALONE = 3072  # vectors of votes; for fewer, a second thread costs more than it gains
 SMALL = 8192  # vectors of votes; for fewer, the plan of a call is kept
 MOST_KEPT = 2  # iterations after the first whose weights of gradients are kept
 WEIGHTS_BYTES = 16 << 20  # limit for the weights of gradients of an iteration
