@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from tritoncaps.data import DATASETS, Pipeline
-from tritoncaps.data.pipeline import JITTERS, RANDOM_NUMBERS, standardise
+from tritoncaps.data.pipeline import JITTERS, standardise
 
 IMAGES = torch.randint(256, (6, 2, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+RANDOM_NUMBERS = Pipeline().random_numbers
 RANDOM = torch.rand(6, RANDOM_NUMBERS, generator=torch.Generator().manual_seed(1))
 
 
@@ -87,6 +88,22 @@ def test_images_turn_and_grow_about_their_middle():
     wide[0, 0, 10, 15:26] = 255
     quarter = Pipeline(rotation=90.0).train(wide, torch.tensor([[0.5, 0.5, 0.5, 0.5, 1.0, 0.5]]))[0, 0]
     assert torch.allclose(quarter[5:16, 20], torch.ones(11), atol=1e-4)  # no stretching of images that are not square
+
+
+def test_images_are_stretched_and_sheared_about_their_middle():
+    """Each of the last four random numbers changes one entry of the matrix from places in the result to the image."""
+    pipeline = Pipeline(affine=0.4)
+    assert pipeline.random_numbers == RANDOM_NUMBERS + 4
+    y, x = torch.meshgrid(torch.arange(21.0) - 10, torch.arange(41.0) - 20, indexing="ij")
+    images = torch.stack([100 + 2 * x + 3 * y]).byte()[None]  # a plane, so that interpolation is exact
+    middle = torch.full((1, pipeline.random_numbers), 0.5)
+    assert torch.allclose(pipeline.train(images, middle), images / 255, atol=1e-5)
+    for entry, expected in enumerate([2.8 * x + 3 * y, 2 * x + 3.8 * y, 3.2 * x + 3 * y, 2 * x + 4.2 * y]):
+        most = middle.clone()
+        most[0, RANDOM_NUMBERS + entry] = 1.0
+        near = (slice(6, 15), slice(12, 29))  # all places that come from inside of the image
+        seen = pipeline.train(images, most)[0, 0]
+        assert torch.allclose(seen[near], (100 + expected)[near] / 255, atol=1e-4), entry
 
 
 def test_tests_see_the_middle():

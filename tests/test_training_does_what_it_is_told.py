@@ -155,8 +155,8 @@ def test_jitter_is_what_the_settings_say():
     assert jitter(data="mnist") is None
     assert jitter(data="mnist", jitter="last") == JITTERS["last"]
     assert jitter(data="smallnorb", standardise="none") == JITTERS["first"]  # pixels of 0 to 1
-    pipeline = pipeline_of(Config(rotation=5, scaling=0.1, edge_padding=3, standardise_channels=True))
-    assert (pipeline.rotation, pipeline.scaling, pipeline.per_channel) == (5.0, 0.1, True)
+    pipeline = pipeline_of(Config(rotation=5, scaling=0.1, affine=0.2, edge_padding=3, standardise_channels=True))
+    assert (pipeline.rotation, pipeline.scaling, pipeline.affine, pipeline.per_channel) == (5.0, 0.1, 0.2, True)
     assert (pipeline.pad, pipeline.edges) == (3, "repeat")
 
 
@@ -175,10 +175,10 @@ def test_crops_have_the_size_of_the_settings():
 
 
 def test_the_pipeline_of_a_data_set_remains_where_the_settings_are_silent(monkeypatch):
-    own = Pipeline(crop=32, rotation=7.0, scaling=0.2, standardise="crop", per_channel=True)
+    own = Pipeline(crop=32, rotation=7.0, scaling=0.2, affine=0.3, standardise="crop", per_channel=True)
     monkeypatch.setitem(DATASETS, "toynorb", DATASETS["toynorb"]._replace(pipeline=own))
     pipeline = pipeline_of(Config(data="toynorb"))
-    assert (pipeline.rotation, pipeline.scaling, pipeline.per_channel) == (7.0, 0.2, True)
+    assert (pipeline.rotation, pipeline.scaling, pipeline.affine, pipeline.per_channel) == (7.0, 0.2, 0.3, True)
     assert pipeline_of(Config(data="toynorb", rotation=3.0)).rotation == 3.0
 
 
@@ -311,6 +311,7 @@ def test_configuration_files(tmp_path, run):
         ({"validation_instances": 1, "data": "mnist"}, "--validation-instances needs data with instances"),
         ({"jitter": "last", "standardise": "none"}, "--jitter last is for standardised images"),
         ({"scaling": 1.0}, "--scaling must be at least 0 and below 1, but it is 1.0"),
+        ({"affine": 0.5}, "--affine must be at least 0 and below 0.5, but it is 0.5"),
         ({"lr_tail": 0.0}, "--lr-tail must be above 0 and at most 1, but it is 0.0"),
         ({"competition": "local"}, "--competition is for networks of matrix capsules, which linear is not"),
         (

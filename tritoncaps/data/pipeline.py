@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# for each image: vertical and horizontal position of the crop, brightness, contrast, rotation, scale
-RANDOM_NUMBERS = 6
 # number of crops: rows of a square grid; the crops are every second cell of it, as the black fields of a chessboard
 CROPS = {1: 1, 5: 3, 13: 5}
 
@@ -57,6 +55,8 @@ class Pipeline:
         edges: values of the padding: "zero", or "repeat" for the nearest pixel of the image.
         rotation: largest random rotation in training, in degrees.
         scaling: in training, scale by a random factor between 1 - ``scaling`` and 1 + ``scaling``.
+        affine: in training, stretch, shear and rotate at random: each entry of the 2x2 matrix differs from the identity
+            by up to ``affine``.
         jitter: random brightness and contrast in training; None: none.
         standardise: "crop": mean 0 and variance 1 of each crop. "image": of each image before the crop. None: pixels
             in [0, 1].
@@ -76,9 +76,16 @@ class Pipeline:
     edges: str = "zero"
     rotation: float = 0.0
     scaling: float = 0.0
+    affine: float = 0.0
     jitter: Jitter | None = None
     standardise: str | None = None
     per_channel: bool = False
+
+    @property
+    def random_numbers(self) -> int:
+        """Number of random numbers that :meth:`train` needs for each image: two for the position of the crop, one each for
+        brightness, contrast, rotation and scale, and four for ``affine`` if it is not 0."""
+        return 10 if self.affine else 6
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the preprocessed images.
@@ -100,15 +107,15 @@ class Pipeline:
             random: uniform random numbers in [0, 1), on the same device.
 
         Shape:
-            - images: uint8 [N, C, H, W], random: [N, 6]
+            - images: uint8 [N, C, H, W], random: [N, :attr:`random_numbers`]
             - result: float32 [N, C, H', W']
 
         Returns:
             The input of the network.
         """
         pixels = images.float() / 255
-        if self.rotation or self.scaling:
-            pixels = self._turn(pixels, random[:, 4:])
+        if self.rotation or self.scaling or self.affine:
+            pixels = self._transform(pixels, random[:, 4:])
         if self.jitter is not None and not self.jitter.last:
             pixels = self.jitter(pixels, random[:, 2:4])
         pixels = self._standardise("image", pixels)
@@ -153,15 +160,18 @@ class Pipeline:
     def _standardise(self, what: str, pixels: Tensor) -> Tensor:
         return standardise(pixels, self.per_channel) if self.standardise == what else pixels
 
-    def _turn(self, pixels: Tensor, random: Tensor) -> Tensor:
-        """Rotate and scale about the middle. Pixels from outside of the image repeat its edge."""
-        angle, scale = (2 * random - 1).unbind(dim=1)
-        angle, scale = torch.deg2rad(angle * self.rotation), 1 + scale * self.scaling
+    def _transform(self, pixels: Tensor, random: Tensor) -> Tensor:
+        """Transform about the middle. Pixels from outside of the image repeat its edge."""
+        random = 2 * random - 1
+        angle, scale = torch.deg2rad(random[:, 0] * self.rotation), 1 + random[:, 1] * self.scaling
+        cos, sin = angle.cos() / scale, angle.sin() / scale
+        # from positions in the result to positions in the image, in pixels
+        matrix = torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2)
+        if self.affine:
+            matrix = matrix @ (torch.eye(2, device=matrix.device) + self.affine * random[:, 2:].view(-1, 2, 2))
         height, width = pixels.shape[2:]
-        cos, sin, zero = angle.cos() / scale, angle.sin() / scale, torch.zeros_like(angle)
-        # from positions in the result to positions in the image, both from -1 to 1
-        rows = [[cos, -sin * height / width, zero], [sin * width / height, cos, zero]]
-        matrix = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+        sides = torch.tensor([width, height], device=matrix.device)
+        matrix = F.pad(matrix * (sides / sides[:, None]), (0, 1))  # both axes from -1 to 1; no translation
         grid = F.affine_grid(matrix, list(pixels.shape), align_corners=False)
         return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
 

@@ -66,6 +66,7 @@ class Config:
     )
     rotation: float = _setting(0.0, "rotate training images at random by up to this many degrees")
     scaling: float = _setting(0.0, "scale training images by random factors of 1 - X to 1 + X")
+    affine: float = _setting(0.0, "stretch and shear training images at random: entries of a matrix change by up to X")
     crop: int | None = _setting(None, "height and width of the crops of images [those of the data set]")
     shift: int | None = _setting(None, "shift training images by up to this many random pixels [those of the data set]")
     edge_padding: int = _setting(0, "before the random crop, pad images by this many pixels that repeat the edge")
@@ -154,6 +155,8 @@ class Config:
             raise ConfigError(f"--capsule-dropout must be at least 0 and below 1, but it is {self.capsule_dropout}")
         if not 0 <= self.scaling < 1:
             raise ConfigError(f"--scaling must be at least 0 and below 1, but it is {self.scaling}")
+        if not 0 <= self.affine < 0.5:
+            raise ConfigError(f"--affine must be at least 0 and below 0.5, but it is {self.affine}")
         if self.final_lambda is not None and not 0 < self.final_lambda < float("inf"):
             raise ConfigError(f"--final-lambda must be above 0, but it is {self.final_lambda}")
         if not 0 <= self.stop_at <= 1:

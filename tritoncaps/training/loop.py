@@ -24,7 +24,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from tritoncaps.data.files import remove_leftovers, write_atomically
-from tritoncaps.data.pipeline import RANDOM_NUMBERS
 from tritoncaps.extras import require
 from tritoncaps.kernels.common.backends import check_installed
 from tritoncaps.training.checkpoint import BEST, LAST, CheckpointError, first_problem, load_checkpoint, save_checkpoint
@@ -234,7 +233,7 @@ class Trainer:
             group["lr"] = self._learning_rate()
         # random numbers of the whole batch, so that augmentation does not depend on the number of devices
         torch.manual_seed(_seed(self.config.seed, self.step))
-        random = torch.rand(self.config.batch_size, RANDOM_NUMBERS)[self.world.rank :: self.world.size]
+        random = torch.rand(self.config.batch_size, self.pipeline.random_numbers)[self.world.rank :: self.world.size]
         random = random.pin_memory() if self.world.device.type == "cuda" else random
         torch.manual_seed(_seed(self.config.seed, self.step, self.world.rank))
         if self.config.graphs:

@@ -102,6 +102,7 @@ def pipeline_of(config: Config) -> Pipeline:
         jitter=_jitter(config, pipeline, chosen is not None),
         rotation=config.rotation or pipeline.rotation,
         scaling=config.scaling or pipeline.scaling,
+        affine=config.affine or pipeline.affine,
     )
 
 
