@@ -83,8 +83,8 @@ class Pipeline:
 
     @property
     def random_numbers(self) -> int:
-        """Number of random numbers that :meth:`train` needs for each image: two for the position of the crop, one each for
-        brightness, contrast, rotation and scale, and four for ``affine`` if it is not 0."""
+        """Number of random numbers that :meth:`train` needs for each image: two for the position of the crop, one for
+        each of brightness, contrast, rotation and scale, and four for ``affine`` if it is not 0."""
         return 10 if self.affine else 6
 
     def size(self, height: int, width: int) -> tuple[int, int]:
