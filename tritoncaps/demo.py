@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tritoncaps import use_backend
-from tritoncaps.data import DATASETS, ImageSet, load
-from tritoncaps.training import Config, Result, train
+from tritoncaps.data import ImageSet, load
+from tritoncaps.training import Config, Result, pipeline_of, train
 from tritoncaps.training.metrics import read_metrics
 from tritoncaps.training.objective import Objective, class_scores
 from tritoncaps.training.pictures import report
@@ -28,13 +28,13 @@ from tritoncaps.training.task import build_network, load_test
 EVALUATIONS = 5
 LEAST_IMAGES = 8000  # training images on a slow machine, where the demo takes longer
 SAMPLES = 48
-PIPELINE = DATASETS["toynorb"].pipeline
 
 CONFIG = Config(
     data="toynorb",
     model="matrix-capsnet-small",
     iterations=2,
     competition="local",
+    crop=40,
     jitter="none",  # with jitter, training takes longer
     batch_size=32,
     lr=5e-3,
@@ -42,6 +42,7 @@ CONFIG = Config(
     margin="fixed",
     test_limit=2000,
 )
+PIPELINE = pipeline_of(CONFIG)
 
 
 def main(seconds: float = 120.0, folder: Path = Path("demo")) -> float:
