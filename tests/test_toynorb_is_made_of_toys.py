@@ -1,12 +1,17 @@
 """ToyNORB: the same bits from the same seed, disjoint toys, the effect of each factor, positions, and the cache."""
 
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from tritoncaps.data import toynorb
+from tritoncaps.data import DATASETS, ImageSet, toynorb
 from tritoncaps.data.norb import CATEGORIES
 from tritoncaps.data.toys import make_toy
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +72,25 @@ def test_cache(tmp_path, monkeypatch):
         damaged.truncate(1000)
     toynorb.load_toynorb("train", tmp_path)
     assert calls == ["train", "train"]
+
+
+def test_other_toys_judge_settings_without_the_test_toys(monkeypatch, tmp_path):
+    """docs/recipes/other_toys.py trains on the toys of one seed and tests on those of another, never of ToyNORB."""
+    recipe = ROOT / "docs" / "recipes" / "other_toys.py"
+    spec = spec_from_file_location("other_toys", recipe)
+    other_toys = module_from_spec(spec)
+    spec.loader.exec_module(other_toys)
+    loaded = []
+
+    def load(split, folder, seed):
+        loaded.append((split, seed))
+        labels = torch.arange(24_300) // 4860
+        return ImageSet(labels.view(-1, 1, 1, 1).byte(), labels, CATEGORIES)
+
+    monkeypatch.setattr(other_toys, "load_toynorb", load)
+    sets = [getattr(other_toys, f"toys_{seed}")(split, tmp_path) for seed in (1, 2, 3) for split in ("train", "test")]
+    assert set(loaded) == {("train", 1), ("train", 2), ("train", 3), ("train", 101), ("test", 101)}
+    for (toys, pipeline), size in zip(sets, 3 * [24_300, 10_000], strict=True):
+        assert len(toys) == size
+        assert torch.equal(toys.images.flatten().long(), toys.labels)  # each image keeps its label
+        assert pipeline == DATASETS["toynorb"].pipeline
