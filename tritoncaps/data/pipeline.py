@@ -170,9 +170,9 @@ class Pipeline:
         if self.affine:
             matrix = matrix @ (torch.eye(2, device=matrix.device) + self.affine * random[:, 2:].view(-1, 2, 2))
         height, width = pixels.shape[2:]
-        sides = torch.tensor([width, height], device=matrix.device)
-        matrix = F.pad(matrix * (sides / sides[:, None]), (0, 1))  # both axes from -1 to 1; no translation
-        grid = F.affine_grid(matrix, list(pixels.shape), align_corners=False)
+        matrix[:, 0, 1] *= height / width  # now both axes are from -1 to 1
+        matrix[:, 1, 0] *= width / height
+        grid = F.affine_grid(F.pad(matrix, (0, 1)), list(pixels.shape), align_corners=False)  # no translation
         return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
 
 
