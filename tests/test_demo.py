@@ -1,11 +1,13 @@
 """`make demo` from start to end, on images of noise, for a few seconds."""
 
+from pathlib import Path
+
 import numpy as np
 from PIL import Image
 
 from tritoncaps import demo
 from tritoncaps.data import toynorb
-from tritoncaps.training import pictures
+from tritoncaps.training import Config, pictures, read_config
 from tritoncaps.training.metrics import read_metrics
 
 
@@ -35,3 +37,8 @@ def test_demo(tmp_path, monkeypatch, capsys):
     assert drawn[0]["curve"] == [(row["step"] * 8, row["accuracy"]) for row in measured(tmp_path / "run")]
     with Image.open(tmp_path / "report.png") as picture:
         assert picture.size == (1300, 720)
+
+
+def test_the_recipe_has_the_settings_of_the_demo():
+    recipe = Config(**read_config(Path(__file__).parent.parent / "docs" / "recipes" / "toynorb-demo.toml"))
+    assert demo.replace(demo.CONFIG, steps=1877, test_limit=None) == recipe

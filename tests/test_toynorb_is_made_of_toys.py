@@ -74,7 +74,7 @@ def test_cache(tmp_path, monkeypatch):
     assert calls == ["train", "train"]
 
 
-def test_other_toys_judge_settings_without_the_test_toys(monkeypatch, tmp_path):
+def test_settings_are_chosen_on_other_toys(monkeypatch, tmp_path):
     """docs/recipes/other_toys.py trains on the toys of one seed and tests on those of another, never of ToyNORB."""
     recipe = ROOT / "docs" / "recipes" / "other_toys.py"
     spec = spec_from_file_location("other_toys", recipe)

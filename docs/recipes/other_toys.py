@@ -9,12 +9,11 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from tritoncaps.data import DATASETS, ImageSet, Pipeline
 from tritoncaps.data.toynorb import load_toynorb
 
-JUDGES = 101
+TEST_SEED = 101
 
 
 def toys_1(split: str, folder: Path) -> tuple[ImageSet, Pipeline]:
@@ -33,14 +32,9 @@ def _load(split: str, folder: Path, seed: int) -> tuple[ImageSet, Pipeline]:
     if split == "train":
         toys = load_toynorb("train", folder, seed)
     else:
-        parts = [load_toynorb(part, folder, JUDGES) for part in ("train", "test")]
         random = torch.Generator().manual_seed(0)
-        chosen = [torch.randperm(len(part), generator=random)[:5000] for part in parts]
-        toys = ImageSet(
-            _pick([part.images for part in parts], chosen), _pick([p.labels for p in parts], chosen), parts[0].classes
-        )
+        parts = [load_toynorb(part, folder, TEST_SEED) for part in ("train", "test")]
+        parts = [part.select(torch.randperm(len(part), generator=random)[:5000]) for part in parts]
+        images, labels = torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
+        toys = ImageSet(images, labels, parts[0].classes)
     return toys, DATASETS["toynorb"].pipeline
-
-
-def _pick(parts: list[Tensor], chosen: list[Tensor]) -> Tensor:
-    return torch.cat([part[index] for part, index in zip(parts, chosen, strict=True)])
